@@ -26,6 +26,7 @@ from sparsetile.layers import block_layer as bound_module
 from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.nn import SparseLinear, linear_binding
 from sparsetile.systems.bcsr.few import FewTokens
+from tests.locks import Slow, at_once
 
 BF16 = torch.bfloat16
 OUT, INTO = 192, 128
@@ -452,6 +453,14 @@ def test_threads_share_one_layer(host, layer):
     for thread in threads:
         thread.join()
     assert wrong == [] and host.launches == 120
+
+
+def test_threads_that_call_together_share_one_binding(host, layer, monkeypatch):
+    slow, x = Slow(linear_binding._bind), integers(3, INTO)
+    monkeypatch.setattr(linear_binding, "_bind", slow)
+    for Y in at_once(lambda: layer(x)):
+        assert torch.equal(Y, expected(layer, x))
+    assert slow.calls == 1
 
 
 # -- exits: the general way gives the same

@@ -9,6 +9,7 @@ import torch
 
 import sparsetile as st
 from sparsetile.nn import SparseLinear
+from tests.locks import Slow, at_once
 
 
 @pytest.fixture
@@ -52,6 +53,12 @@ def test_it_is_made_again_after_the_weight_was_written(layer, edit):
 def test_it_is_kept_while_nothing_changes(layer):
     assert layer._dense_copy() is layer._dense_copy()
     assert layer.memory()["dense copy"] == 128 * 192 * 4
+
+
+def test_threads_that_ask_together_get_the_same_copy(layer):
+    layer.to_dense = slow = Slow(layer.to_dense)
+    one, other = at_once(layer._dense_copy)
+    assert one is other and slow.calls == 1
 
 
 def test_it_is_neither_kept_nor_used_in_training_mode(layer):

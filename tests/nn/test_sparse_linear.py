@@ -16,6 +16,7 @@ from torch.nn import functional
 from sparsetile.layers import block_linear
 from sparsetile.nn import SparseLinear
 from sparsetile.nn import linear as module
+from tests.locks import Slow, at_once
 
 # (out, in, block): whole blocks, blocks that reach past the end, one block, small blocks.
 SHAPES = [(256, 192, 64), (200, 130, 64), (40, 24, 64), (256, 384, 128), (96, 80, 32), (50, 70, 16)]
@@ -383,6 +384,15 @@ def test_the_pattern_s_memory_is_kept_while_its_address_is_compared():
     assert [ref() is None for ref in memory] == [False, False], "new memory could get the address"
     layer(x)
     assert [ref() for ref in memory] == [None, None]
+
+
+def test_threads_that_call_together_prepare_the_pattern_once(monkeypatch):
+    layer, x = layer_of(), torch.randn(3, 192)
+    slow = Slow(block_linear.flat_pattern)
+    monkeypatch.setattr(block_linear, "flat_pattern", slow)
+    for found in at_once(lambda: layer(x)):
+        torch.testing.assert_close(found, dense_result(layer, x))
+    assert slow.calls == 1
 
 
 def test_columns_at_the_same_address_with_another_stride_are_noticed():
