@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.kernels.cpu import api as cpu_api
+from sparsetile.kernels.cpu import memory
 from tests.kernels.cpu.chunks import row_chunks
 
 INDPTR = torch.tensor([0, 2, 2, 5])
@@ -142,7 +143,7 @@ def test_values_of_another_dtype_are_brought_to_the_one_of_B() -> None:
 def test_large_outputs_are_aligned_and_small_ones_too() -> None:
     for rows, columns in ((3, 5), (0, 4), (2000, 1000)):
         for dtype in (torch.float16, torch.float32, torch.int64):
-            out = cpu_api.empty_output(rows, columns, dtype)
+            out = memory.empty_output(rows, columns, dtype)
             assert out.shape == (rows, columns)
             assert out.dtype == dtype
             assert out.is_contiguous()
@@ -273,11 +274,11 @@ def test_the_other_kernels_name_their_own_arguments() -> None:
 
 @pytest.fixture
 def none_kept(monkeypatch):
-    monkeypatch.setattr(cpu_api, "_kept", deque(maxlen=cpu_api._KEPT))
+    monkeypatch.setattr(memory, "_kept", deque(maxlen=memory._KEPT))
 
 
 def large(rows: int = 1 << 15, columns: int = 40) -> torch.Tensor:
-    return cpu_api.empty_output(rows, columns, torch.float32)
+    return memory.empty_output(rows, columns, torch.float32)
 
 
 def test_memory_of_a_dropped_result_is_used_again(none_kept):
@@ -309,14 +310,14 @@ def test_memory_is_not_used_again_while_anything_looks_at_it(none_kept):
 def test_little_memory_is_kept(none_kept, monkeypatch):
     several = [large() for _ in range(5)]
     several.clear()
-    assert len(cpu_api._kept) == 2
-    monkeypatch.setattr(cpu_api, "KEPT_BYTES", 6 << 20)
-    cpu_api._kept.clear()
+    assert len(memory._kept) == 2
+    monkeypatch.setattr(memory, "KEPT_BYTES", 6 << 20)
+    memory._kept.clear()
     kept, too_large = large(), large(1 << 16)
     del too_large
-    assert not cpu_api._kept
+    assert not memory._kept
     del kept
-    assert len(cpu_api._kept) == 1
+    assert len(memory._kept) == 1
 
 
 def test_threads_share_what_is_kept(none_kept):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
-from collections import deque
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,13 +19,13 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.kernels.cpu.memory import HUGE_BYTES, empty_output
 from sparsetile.kernels.cpu.pool import run_shared
 
 __all__ = [
     "Prepared",
     "add_products",
     "arrays_fit",
-    "empty_output",
     "prepare_product",
     "product_of_arrays",
     "sampled_product_of_arrays",
@@ -36,11 +34,6 @@ __all__ = [
     "spmm_sum",
 ]
 
-# NumPy requests huge pages from this size on.
-_HUGE_BYTES = 1 << 22
-_ALIGNMENT = 64
-# Freed results kept for products of the same size: how many, and the bytes of the largest.
-_KEPT, KEPT_BYTES = 2, 1 << 28
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
 WORK_PER_THREAD = 1 << 20
 # Cost of a row besides its entries, in entries (as in balance.row_chunks).
@@ -53,8 +46,6 @@ _SHORT_ROW = 8
 _PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
-
-_kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # drops the oldest
 
 _SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -80,59 +71,6 @@ def _kernels() -> ModuleType:
     from sparsetile.kernels.cpu import loops  # numba takes half a second to import
 
     return loops
-
-
-def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised CPU tensor for a product.
-
-    Parameters
-    ----------
-    rows, columns : int
-        Shape of the result.
-    dtype : torch.dtype
-        Element type.
-
-    Returns
-    -------
-    Tensor
-        [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which
-        requests huge pages, unlike torch. The last ones are kept for the next product of the same
-        size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms, a
-        development reading).
-    """
-    size = rows * columns * dtype.itemsize
-    if size < _HUGE_BYTES:
-        return torch.empty((rows, columns), dtype=dtype)
-    return torch.from_numpy(_memory(size)).view(dtype).view(rows, columns)
-
-
-def _memory(size: int) -> np.ndarray[Any, Any]:
-    """Return unused bytes; they are kept for the next caller when they are freed."""
-    memory = _kept_memory(size)
-    if memory is None:
-        raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
-        start = -raw.ctypes.data % _ALIGNMENT
-        memory = raw[start : start + size]
-    lent = memory[:]  # a separate object, which the tensor references
-    weakref.finalize(lent, _take_back, memory).atexit = False
-    return lent
-
-
-def _kept_memory(size: int) -> np.ndarray[Any, Any] | None:
-    for _ in range(len(_kept)):
-        try:
-            memory = _kept.popleft()  # atomic, so only one thread gets each
-        except IndexError:  # another thread was faster
-            return None
-        if memory.size == size:
-            return memory
-        _kept.append(memory)
-    return None
-
-
-def _take_back(memory: np.ndarray[Any, Any]) -> None:
-    if memory.size <= KEPT_BYTES:
-        _kept.append(memory)
 
 
 def spmm_sum(
@@ -207,7 +145,7 @@ def add_products(
 
 
 class Prepared(NamedTuple):
-    """A product of which only the addresses of B and C are missing: B has some shape and strides.
+    """A product without the addresses of B and C, for one shape and one set of strides of B.
 
     The tensors must outlive it.
     """
@@ -302,7 +240,7 @@ def product_of_arrays(
     """
     rows, wide, dtype = indptr.shape[0] - 1, B.ndim == 2, B.dtype
     columns = B.shape[1] if wide else 1
-    if rows * columns * dtype.itemsize < _HUGE_BYTES:
+    if rows * columns * dtype.itemsize < HUGE_BYTES:
         out = B.new_empty(rows, columns)  # the quickest
     else:
         out = empty_output(rows, columns, dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.engines.runner import ExactRunner
+from sparsetile.kernels.cpu.memory import empty_output
 from sparsetile.launch.epilogue import apply_epilogue
 from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Tensors
 from sparsetile.launch.kept import KeptLaunches
@@ -70,9 +71,7 @@ class CPURunner(ExactRunner):
     def new_output(self, B: Tensor, dtype: torch.dtype) -> Tensor:
         if B.dim() != 2:
             return super().new_output(B, dtype)
-        from sparsetile.kernels.cpu import api
-
-        return api.empty_output(self.rows, B.shape[-1], dtype)
+        return empty_output(self.rows, B.shape[-1], dtype)
 
     def extremum(
         self,
@@ -133,7 +132,7 @@ class _BoundCPU:
 
         columns = B.shape[1]
         if out is None:
-            out = api.empty_output(self._runner.rows, columns, B.dtype)
+            out = empty_output(self._runner.rows, columns, B.dtype)
         key = (B.shape, B.stride(), torch.get_num_threads())
         found = self._prepared.get(key, _UNKNOWN)
         if found is _UNKNOWN:
