@@ -21,7 +21,7 @@ from torch.autograd import profiler
 from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.cache.kept import Kept
-from sparsetile.core.streams import refuse_capture
+from sparsetile.core.streams import record_stream, refuse_capture, settle
 from sparsetile.intake import as_csr
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
@@ -160,11 +160,13 @@ def _matrices(*tensors: Tensor) -> Any:
     return zip(*(each.reshape(-1, *each.shape[-2:]).unbind() for each in tensors), strict=True)
 
 
+@outside_modes
 def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     """Return the transpose of a pattern; entries of a column stay in the order of rows."""
-    kept = _pattern(indptr, indices)
+    kept, device = _pattern(indptr, indices), indptr.device
     found = kept.transposes.get(cols)
     if found is None:
+        refuse_capture("functional.spmm", device, "Call it once with these arrays before")
         if indptr.device.type == "cpu" and not arrays_fit(indptr, indices, cols):
             _raise_wrong(indptr, indices, cols)
         columns, order = torch.sort(indices, stable=True)
@@ -172,9 +174,12 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
         pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
         rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
         found = pointers, rows.to(indices.dtype), order
+        settle(device)
         if len(kept.transposes) >= MAX_PLANS:
             kept.transposes.clear()
         kept.transposes[cols] = found
+    if device.type == "cuda":
+        record_stream(found, device)
     return found
 
 
