@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 import sparsetile.functional as F
 from sparsetile.cache import operators
+from sparsetile.core import streams
 from tests.examples import load_example
 
 INDPTR = torch.tensor([0, 3, 3, 4, 7])
@@ -274,3 +275,17 @@ def test_the_flop_counter_counts_them():
 
 def test_the_example_of_an_autoencoder_learns():
     assert load_example("sparse_autoencoder").main(steps=100) > 0.8
+
+
+def test_nothing_is_built_in_a_capture(path, monkeypatch):
+    indptr, indices = INDPTR.clone(), INDICES.clone()
+    x = torch.ones(COLS, 2, requires_grad=True)
+    monkeypatch.setattr(streams, "capturing", lambda device: True)
+    with pytest.raises(ValueError, match=r"^functional\.spmm: the call must be outside of a CUDA"):
+        F.spmm(indptr, indices, None, x).sum().backward()
+    monkeypatch.undo()
+    monkeypatch.setattr(operators, "UNPLANNED_ON_CPU", path == "as they are")
+    F.spmm(indptr, indices, None, x).sum().backward()
+    monkeypatch.setattr(streams, "capturing", lambda device: True)
+    F.spmm(indptr, indices, None, x).sum().backward()
+    assert torch.equal(x.grad[:, 0], 2 * torch.bincount(INDICES, minlength=COLS).float())
