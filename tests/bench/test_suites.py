@@ -35,9 +35,9 @@ def test_every_suite_loads_and_its_generators_exist(name: str) -> None:
         assert item["source"] and (item.get("values") or item.get("per_matrix"))
 
 
-def test_the_cpu_suite_is_compared_with_the_fastest_of_three_at_three_widths() -> None:
+def test_the_cpu_suite_is_compared_with_the_fastest_of_three_at_four_widths() -> None:
     (part,) = load_suite("cpu").parts
-    assert part.n == (32, 64, 128)
+    assert part.n == (1, 8, 32, 128)
     assert part.yardstick == part.baselines == ("scipy", "torch-csr", "numba-loop")
 
 
