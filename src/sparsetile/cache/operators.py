@@ -13,6 +13,7 @@ while the tensors of the pattern live. So is the transpose of a pattern, which a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -145,12 +146,13 @@ def multiply(
     indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, reduce: str
 ) -> Tensor:
     """Call ``csr_spmm``; without torch's dispatcher if nobody has to see an operator."""
-    tracked = torch.is_grad_enabled() and (
-        x.requires_grad or (values is not None and values.requires_grad)
-    )
     plain = type(x) in PLAIN_TYPES and plain_call() and not profiler._is_profiler_enabled
-    product = csr_spmm if tracked or not plain or x.is_meta else _spmm
-    return product(indptr, indices, values, x, reduce)  # type: ignore[no-any-return]
+    if not plain or x.is_meta:
+        return csr_spmm(indptr, indices, values, x, reduce)  # type: ignore[no-any-return]
+    tracked = x.requires_grad or (values is not None and values.requires_grad)
+    if tracked and torch.is_grad_enabled():
+        return _Product.apply(values, x, indptr, indices, reduce)  # type: ignore[no-any-return]
+    return _spmm(indptr, indices, values, x, reduce)
 
 
 def _matrices(*tensors: Tensor) -> Any:
@@ -244,15 +246,39 @@ def _kept_operands(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    _, _, *needed, _ = ctx.needs_input_grad
+    return None, None, *_gradients(ctx, grad, needed, csr_sddmm, csr_spmm_t), None
+
+
+def _gradients(
+    ctx: Any, grad: Tensor, needed: Sequence[bool], sddmm: Any, spmm_t: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of a product for values and x, by operators or by what they call."""
     indptr, indices, values, x = _kept_operands(ctx)
     if ctx.last == "mean":
         grad = mean_gradient(indptr, grad)
-    d_values = d_x = None
-    if ctx.needs_input_grad[2]:
-        d_values = csr_sddmm(indptr, indices, grad, x)
-    if ctx.needs_input_grad[3]:
-        d_x = csr_spmm_t(indptr, indices, values, grad, x.shape[-2])
-    return None, None, d_values, d_x, None
+    d_values = sddmm(indptr, indices, grad, x) if needed[0] else None
+    d_x = spmm_t(indptr, indices, values, grad, x.shape[-2]) if needed[1] else None
+    return d_values, d_x
+
+
+class _Product(torch.autograd.Function):
+    """``csr_spmm`` in eager mode: a node of torch.library takes twice as long on the host."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, values: Tensor | None, x: Tensor, indptr: Tensor, indices: Tensor, reduce: str
+    ) -> Tensor:
+        C = _spmm(indptr, indices, values, x, reduce)
+        _keep(ctx, (indptr, indices, values, x, reduce), C)
+        return C
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        # Gradients of gradients, and whoever traces, need the operators.
+        eager = not torch.is_grad_enabled() and plain_call()
+        calls = (_sddmm, _spmm_t) if eager else (csr_sddmm, csr_spmm_t)
+        return *_gradients(ctx, grad, ctx.needs_input_grad[:2], *calls), None, None, None
 
 
 def _spmm_t_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
