@@ -7,7 +7,7 @@ Inside a community of the first level rows keep the given order, so only the gra
 used. It is a baseline of Acc-SpMM's affinity order (section 4.3.1).
 
 The graph is that of the affinity order, so that only the orders differ: A itself if A is symmetric,
-else the bipartite graph of its rows and columns, of which only the rows are kept.
+else the bipartite graph of its rows and columns. The order keeps only the rows.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Departures from the paper:
   core and breaks ties by the smaller number.
 - Merging stops once 16 entries of merged lists per edge of the graph were read.
 - The graph is that of the affinity order: A itself if A is symmetric, else the bipartite graph of
-  its rows and columns, of which only the rows are kept.
+  its rows and columns. The order keeps only the rows.
 """
 
 from __future__ import annotations

@@ -161,7 +161,8 @@ class Prepared(NamedTuple):
     def __call__(self, b: int, C: Tensor, owners: tuple[Any, ...]) -> bool:
         """Write C from B at an address; return whether all indices were right, if checked.
 
-        ``owners`` are kept until the last thread has left the kernel.
+        The sampled product reads both. ``owners`` are kept until the last thread has left the
+        kernel.
         """
         counters = _TwoCounters()
         arguments = (
@@ -409,21 +410,9 @@ def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple
     schedule = (0, rows, _CHUNKS, threads)  # chunks that the kernel finds
     if bounds is not None:
         schedule = (bounds.data_ptr(), rows, bounds.numel() - 1, threads)
-    counter = ctypes.c_int64(0)
-    run_shared(
-        kernel,
-        (
-            ctypes.addressof(counter),
-            schedule,
-            _sparse(indptr, indices, values, nnz),
-            (first.data_ptr(), first.stride(0)),
-            (second.data_ptr(), second.stride(0)),
-            columns,
-            *arguments,
-        ),
-        (counter, *owners),
-        threads,
-    )
+    sparse = _sparse(indptr, indices, values, nnz)
+    made = Prepared(kernel, threads, schedule, sparse, first.stride(0), columns, arguments)
+    made(first.data_ptr(), second, owners)
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
