@@ -68,6 +68,40 @@ def test_spmm_asks_for_its_workspace_preprocesses_then_runs(
     assert created[1:4] == (50, 8, 8) and created[6] == 2  # row-major
 
 
+@pytest.mark.parametrize(("algorithm", "code"), [(1, 2), (2, 3)])
+def test_spmv_multiplies_vectors_by_its_own_algorithms(
+    fake: _FakeLibrary, algorithm: int, code: int
+) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    B, C = torch.zeros(50, 1), torch.zeros(50, 1)
+    assert cusparse.CsrSpmv(csr, torch.ones(200), B, C, algorithm).run() is C
+    names = [name for name, _ in fake.calls]
+    assert names == [
+        "cusparseCreateCsr", "cusparseCreateDnVec", "cusparseCreateDnVec",
+        "cusparseSpMV_bufferSize", "cusparseSpMV_preprocess", "cusparseSpMV",
+    ]  # fmt: skip
+    for name, arguments in fake.calls[3:]:
+        assert len(arguments) == len(cusparse._SIGNATURES[name])
+        assert arguments[8] == code and arguments[7] == 0
+    assert fake.calls[1][1][1] == 50
+
+
+@pytest.mark.parametrize("B", [torch.zeros(50, 2), torch.zeros(50, 2)[:, :1]])
+def test_spmv_refuses_anything_but_a_contiguous_column(fake: _FakeLibrary, B: torch.Tensor) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    with pytest.raises(ValueError, match="vector must be a contiguous column, got shape"):
+        cusparse.CsrSpmv(csr, torch.ones(200), B, torch.zeros(50, 1), 1)
+
+
+def test_the_baseline_of_vectors_says_that_it_takes_one_column() -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    reasons = [
+        BASELINES["cusparse-spmv1"].reason(Operands(csr, torch.zeros(50, n), None, "spmm", "sum"))
+        for n in (1, 8)
+    ]
+    assert reasons == [None, "takes one column, not 8"]
+
+
 def test_sddmm_transposes_its_second_operand(fake: _FakeLibrary) -> None:
     csr = generate("power_law", rows=50, nnz=200, seed=1)
     cusparse.CsrSddmm(csr, torch.zeros(50, 8), torch.zeros(50, 8)).run()
@@ -133,6 +167,14 @@ class TestOnGpu:
         ready = BASELINES[name].prepare(operands)
         for _ in range(2):
             verdict = judge(operands, ready.run(), tf32=ready.uses_tf32)
+            assert verdict.ok, verdict
+
+    @pytest.mark.parametrize("name", ["cusparse-spmv1", "cusparse-spmv2"])
+    def test_every_algorithm_of_one_column_is_right(self, name: str) -> None:
+        operands = _on_gpu(torch.float32, n=1)
+        ready = BASELINES[name].prepare(operands)
+        for _ in range(2):
+            verdict = judge(operands, ready.run())
             assert verdict.ok, verdict
 
     def test_sddmm_is_right(self) -> None:

@@ -99,6 +99,26 @@ class _CuSparseCsr(Baseline):
         return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
 
 
+class _CuSparseVector(Baseline):
+    devices = ("cuda",)
+    family = "cusparse"
+
+    def __init__(self, algorithm: int) -> None:
+        self._algorithm = algorithm
+        self.name = f"cusparse-spmv{algorithm}"  # type: ignore[misc]
+
+    def further_reason(self, operands: Operands) -> str | None:
+        columns = operands.B.shape[1]
+        return None if columns == 1 else f"takes one column, not {columns}"
+
+    def prepare(self, operands: Operands) -> Prepared:
+        from sparsetile.bench.cusparse import CsrSpmv
+
+        C = torch.empty((operands.csr.shape[0], 1), dtype=operands.dtype, device=operands.device)
+        product = CsrSpmv(operands.csr, operands.values(), operands.B, C, self._algorithm)
+        return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
+
+
 class CuSparseSddmm(Baseline):
     name, devices, family, ops = "cusparse-sddmm", ("cuda",), "cusparse", ("sddmm",)
 
@@ -273,6 +293,7 @@ BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
         *(_CuSparseCsr(algorithm) for algorithm in (1, 2, 3)),
+        *(_CuSparseVector(algorithm) for algorithm in (1, 2)),
         CuSparseSddmm(), TorchCsr(), TorchBsr(), TorchDense(), TorchSddmm(), Scipy(), NumbaLoop(),
     )
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""cuSPARSE through ctypes: the SpMM and SDDMM algorithms by name, with their preprocessing.
+"""cuSPARSE through ctypes: SpMM, SpMV and SDDMM by algorithm, with their preprocessing.
 
 torch calls cuSPARSE with its default algorithm and without preprocessing. The yardstick here is
-the best that the library offers: CSR algorithms 1, 2 and 3 after ``cusparseSpMM_preprocess``, and
-SDDMM. B and C are row-major. Every status is checked. The library is the one that torch loads.
+the best that the library offers: CSR algorithms 1, 2 and 3 after ``cusparseSpMM_preprocess``, for
+one column algorithms 1 and 2 of SpMV, and SDDMM. B and C are row-major. Every status is checked. The library is the one that torch loads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import CSR
 
-__all__ = ["CsrSddmm", "CsrSpmm", "library_version"]
+__all__ = ["CsrSddmm", "CsrSpmm", "CsrSpmv", "library_version"]
 
 # Values of cusparse.h and library_types.h.
 _INDEX_32I = 2
@@ -37,6 +37,7 @@ _TYPES = {
 }
 # CSR algorithm 2 is 6: 5 is a COO algorithm.
 CSR_ALGORITHMS = {1: 4, 2: 6, 3: 12}
+SPMV_ALGORITHMS = {1: 2, 2: 3}
 _SDDMM_DEFAULT = 0
 
 _POINTER = ctypes.c_void_p
@@ -46,6 +47,8 @@ _ENUM = ctypes.c_int
 _PRODUCT = (
     _POINTER, _ENUM, _ENUM, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _ENUM, _ENUM,
 )  # fmt: skip
+# A vector has no transpose.
+_VECTOR_PRODUCT = (_POINTER, _ENUM, *_PRODUCT[3:])
 _SIGNATURES: dict[str, Sequence[Any]] = {
     "cusparseCreate": (_POINTER,),
     "cusparseSetStream": (_POINTER, _POINTER),
@@ -55,10 +58,13 @@ _SIGNATURES: dict[str, Sequence[Any]] = {
         _ENUM, _ENUM, _ENUM, _ENUM,
     ),
     "cusparseCreateDnMat": (_POINTER, _INT64, _INT64, _INT64, _POINTER, _ENUM, _ENUM),
+    "cusparseCreateDnVec": (_POINTER, _INT64, _POINTER, _ENUM),
     "cusparseDestroySpMat": (_POINTER,),
     "cusparseDestroyDnMat": (_POINTER,),
-    **{f"cusparse{op}{step}": (*_PRODUCT, _POINTER)
-       for op in ("SpMM", "SDDMM") for step in ("_bufferSize", "_preprocess", "")},
+    "cusparseDestroyDnVec": (_POINTER,),
+    **{f"cusparse{op}{step}": (*arguments, _POINTER)
+       for op, arguments in (("SpMM", _PRODUCT), ("SDDMM", _PRODUCT), ("SpMV", _VECTOR_PRODUCT))
+       for step in ("_bufferSize", "_preprocess", "")},
 }  # fmt: skip
 
 
@@ -146,6 +152,18 @@ def _dense(matrix: Tensor) -> _Descriptor:
     )  # fmt: skip
 
 
+def _vector(matrix: Tensor) -> _Descriptor:
+    if matrix.dim() != 2 or matrix.shape[1] != 1 or not matrix.is_contiguous():
+        raise ValueError(
+            f"cusparse: vector must be a contiguous column, got shape {list(matrix.shape)} "
+            f"with strides {matrix.stride()}."
+        )
+    return _Descriptor(
+        "cusparseCreateDnVec", "cusparseDestroyDnVec", [matrix],
+        matrix.shape[0], matrix.data_ptr(), _TYPES[matrix.dtype],
+    )  # fmt: skip
+
+
 def _sparse(csr: CSR, values: Tensor) -> _Descriptor:
     if csr.nnz >= 2**31:
         raise UnsupportedError(f"cusparse: 32-bit offsets cannot hold {csr.nnz} entries.")
@@ -163,8 +181,8 @@ class _Product:
     """A prepared call: descriptors, scalars, workspace. ``run`` launches on torch's stream."""
 
     def __init__(
-        self, family: str, operands: Sequence[_Descriptor], transpose_b: bool, algorithm: int,
-        out: Tensor,
+        self, family: str, operands: Sequence[_Descriptor], operations: Sequence[int],
+        algorithm: int, out: Tensor,
     ) -> None:  # fmt: skip
         double = out.dtype is torch.float64
         scalar = ctypes.c_double if double else ctypes.c_float
@@ -174,7 +192,7 @@ class _Product:
         self._alpha, self._beta = scalar(1.0), scalar(0.0)
         first, second, third = (operand.handle for operand in operands)
         self._arguments = (
-            _handle(self._index), _NON_TRANSPOSE, _TRANSPOSE if transpose_b else _NON_TRANSPOSE,
+            _handle(self._index), *operations,
             ctypes.byref(self._alpha), first, second, ctypes.byref(self._beta), third,
             _R_64F if double else _R_32F, algorithm,
         )  # fmt: skip
@@ -204,7 +222,20 @@ class CsrSpmm(_Product):
 
     def __init__(self, csr: CSR, values: Tensor, B: Tensor, C: Tensor, algorithm: int) -> None:
         operands = (_sparse(csr, values), _dense(B), _dense(C))
-        super().__init__("cusparseSpMM", operands, False, CSR_ALGORITHMS[algorithm], C)
+        transposes = _NON_TRANSPOSE, _NON_TRANSPOSE
+        super().__init__("cusparseSpMM", operands, transposes, CSR_ALGORITHMS[algorithm], C)
+
+
+class CsrSpmv(_Product):
+    """C = A·B of one column by SpMV's CSR algorithm 1 or 2, preprocessed at construction.
+
+    ``values`` are A's in B's dtype, ones for a pattern. B [K, 1] and C [M, 1] are contiguous.
+    """
+
+    def __init__(self, csr: CSR, values: Tensor, B: Tensor, C: Tensor, algorithm: int) -> None:
+        operands = (_sparse(csr, values), _vector(B), _vector(C))
+        code = SPMV_ALGORITHMS[algorithm]
+        super().__init__("cusparseSpMV", operands, (_NON_TRANSPOSE,), code, C)
 
 
 class CsrSddmm(_Product):
@@ -213,4 +244,5 @@ class CsrSddmm(_Product):
     def __init__(self, csr: CSR, G: Tensor, B: Tensor) -> None:
         values = torch.zeros(csr.nnz, dtype=B.dtype, device=B.device)
         operands = (_dense(G), _dense(B), _sparse(csr, values))
-        super().__init__("cusparseSDDMM", operands, True, _SDDMM_DEFAULT, values)
+        transposes = _NON_TRANSPOSE, _TRANSPOSE
+        super().__init__("cusparseSDDMM", operands, transposes, _SDDMM_DEFAULT, values)
