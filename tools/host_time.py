@@ -30,15 +30,16 @@ def host_microseconds(calls: Calls, count: int = 300, rounds: int = 12) -> dict[
     Every round runs all calls in turn: what else the machine does then meets all of them.
     """
     best = dict.fromkeys(calls, float("inf"))
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else torch.cpu.synchronize
     for number in range(rounds + 1):  # the first warms up
         for name, call in calls.items():
-            torch.cuda.synchronize()
+            wait()
             begun = time.perf_counter()
             for _ in range(count):
                 call()
             if number:
                 best[name] = min(best[name], (time.perf_counter() - begun) / count * 1e6)
-    torch.cuda.synchronize()
+    wait()
     return best
 
 

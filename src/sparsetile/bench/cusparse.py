@@ -2,7 +2,8 @@
 
 torch calls cuSPARSE with its default algorithm and without preprocessing. The yardstick here is
 the best that the library offers: CSR algorithms 1, 2 and 3 after ``cusparseSpMM_preprocess``, for
-one column algorithms 1 and 2 of SpMV, and SDDMM. B and C are row-major. Every status is checked. The library is the one that torch loads.
+one column algorithms 1 and 2 of SpMV, and SDDMM. B and C are row-major. Every status is checked.
+The library is the one that torch loads.
 """
 
 from __future__ import annotations
