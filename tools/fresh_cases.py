@@ -268,8 +268,9 @@ class Figures:
         ]
 
     def problems(self, part: str) -> list[str]:
-        """Figures that failed or were wrong, and what was skipped."""
-        texts = []
+        """Figures that failed or were wrong, and what was skipped for which reason."""
+        texts: list[str] = []
+        skipped: dict[str, list[str]] = {}
         for line in self.of(part):
             where = f"{line.get('subject', '')}, {line.get('group', '')}"
             if "failed" in line:
@@ -277,7 +278,10 @@ class Figures:
             if line.get("wrong"):
                 texts.append(f"wrong: {where}: error {line['error']:.3g}")
             if "skipped" in line:
-                texts.append(f"skipped ({line['reason']}): {', '.join(line['skipped'])}")
+                skipped.setdefault(line["reason"], []).extend(line["skipped"])
+        for reason, subjects in skipped.items():
+            shown = "; ".join(subjects[:8]) + "; ..." * (len(subjects) > 8)
+            texts.append(f"skipped {len(subjects)} ({reason}): {shown}")
         return texts
 
 

@@ -165,7 +165,7 @@ def _warm(case: Case, n: int, context: Context) -> None:
     try:
         warm()
     except Exception as error:  # the measurement that follows fails too, and says so
-        context.skip("warm-up", [f"{case.name}, N={n}"], f"{type(error).__name__}: {error}")
+        context.skip("counts", [f"{case.name}, N={n}, warm-up"], f"{type(error).__name__}: {error}")
 
 
 def one(context: Context) -> None:

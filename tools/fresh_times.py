@@ -39,9 +39,9 @@ PARTS: dict[str, tuple[Callable[[Context], None], float]] = {
     "change": (change, 30),
     "host": (host, 15),
     "one": (one, 55),
-    "breakeven": (break_even, 85),
-    "batches": (batches, 70),
-    "counts": (counts, 100),
+    "breakeven": (break_even, 75),
+    "batches": (batches, 90),
+    "counts": (counts, 90),
 }
 INDEX = {"int32": torch.int32, "int64": torch.int64}
 
@@ -83,7 +83,7 @@ def _summary(figures: Figures, parts: Sequence[str]) -> tuple[str, bool]:
     for part in parts:
         problems = figures.problems(part)
         good = good and not any(text.startswith(("failed", "wrong")) for text in problems)
-        shown = problems[:10] + [f"and {len(problems) - 10} more"] * (len(problems) > 10)
+        shown = problems[:20] + [f"and {len(problems) - 20} more"] * (len(problems) > 20)
         spent = [line["seconds"] for line in figures.of(part) if "seconds" in line]
         lowest = [f"  {line}" for line in [*figures.lowest(part), *shown]]
         texts.append("\n".join([f"{part}, {sum(spent):.1f} s, lowest:", *lowest]))

@@ -52,6 +52,8 @@ CALLS, ROUNDS = {"forward": 10, "both": 4}, 5
 SAMPLED_TOKENS, SAMPLED_FEATURES = 8, 8
 # Largest error of sparsetile's results and gradients, over their largest element.
 MOST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.02}
+# Steps of training before a loss is compared, and the largest relative difference from PyG's.
+STEPS, MOST_LOSS_ERROR = 6, 0.02
 # Host time: calls of a fresh matrix, a round each.
 HOST_CALLS, HOST_ROUNDS = 40, 6
 
@@ -104,9 +106,6 @@ def _code_errors(
 def change(context: Context) -> None:
     """A pattern that is new at each call: forward, and forward with both gradients."""
     for codes in SMALL_CODES if context.small else CODES:
-        if context.late:
-            context.skip("change", [codes.group])
-            continue
         context.attempt(
             "change", codes.group, "setting", functools.partial(_change, context, codes)
         )
@@ -258,9 +257,6 @@ def host(context: Context) -> None:
 
     for allowed in (False, True):
         group = "TF32" if allowed else "float32"
-        if context.late:
-            context.skip("host", [group])
-            continue
         with tf32(allowed):
             context.attempt("host", group, "call", measure)
     st.clear_plan_cache()
@@ -279,16 +275,12 @@ def batches(context: Context) -> None:
         return found | {"ratios": {"over PyG eager": found["speedup"]}}
 
     for title, measure in (("SAGE", gnn_times.minibatches), ("GCN", gnn_times.convolutions)):
-        if context.late:
-            context.skip("batches", [f"{title} mini-batch"])
-            continue
         context.attempt("batches", "sampled (15, 10)", title, functools.partial(sampled, measure))
-    for kind in ("GCNConv", "SAGEConv"):
-        if context.late:
-            context.skip("batches", [f"{kind} step"])
-            continue
-        with tf32(True):
-            context.attempt("batches", "step", kind, functools.partial(_steps, context, kind))
+    for mode in ("default",) if context.small else ("default", "reduce-overhead"):
+        for kind in ("GCNConv", "SAGEConv"):
+            with tf32(True):
+                step = functools.partial(_steps, context, kind, mode)
+                context.attempt("batches", f"step, {mode}", kind, step)
 
 
 def _repeat(call: Callable[[], object], count: int) -> None:
@@ -296,7 +288,7 @@ def _repeat(call: Callable[[], object], count: int) -> None:
         call()
 
 
-def _steps(context: Context, kind: str) -> Figure:
+def _steps(context: Context, kind: str, mode: str) -> Figure:
     """Training steps of two layers from edge_index: both packages, eager and compiled."""
     from torch_geometric import nn as pyg
 
@@ -305,31 +297,30 @@ def _steps(context: Context, kind: str) -> Figure:
     edge_index = torch.randint(0, nodes, (2, edges), device=device)
     x = torch.randn(nodes, width, device=device)
     labels = torch.randint(0, classes, (nodes,), device=device)
-    ways = {
-        "PyG": (pyg, None), "ours": (ours, None),
-        "PyG compiled": (pyg, "default"), "ours compiled": (ours, "default"),
-        "PyG reduce-overhead": (pyg, "reduce-overhead"),
-        "ours reduce-overhead": (ours, "reduce-overhead"),
-    }  # fmt: skip
-    if small:
-        ways = {name: each for name, each in ways.items() if each[1] is None}
 
-    def made(package: Any, mode: str | None) -> Callable[[], Tensor]:
-        torch.manual_seed(0)
+    def net_of(package: Any) -> nn.ModuleList:
         layer = getattr(package, kind)
-        net = nn.ModuleList([layer(width, width), layer(width, classes)]).to(device)
-        optimiser = torch.optim.Adam(
-            net.parameters(), lr=0.01, fused=device.type == "cuda", capturable=device.type == "cuda"
-        )
+        return nn.ModuleList([layer(width, width), layer(width, classes)]).to(device)
+
+    weights = {name: each.clone() for name, each in net_of(pyg).state_dict().items()}
+    ways = {"PyG": (pyg, False), "ours": (ours, False)}
+    if not small:
+        ways |= {"PyG compiled": (pyg, True), "ours compiled": (ours, True)}
+
+    def made(package: Any, compiled: bool) -> Callable[[], Tensor]:
+        net = net_of(package)
+        net.load_state_dict(weights)
+        on_gpu = device.type == "cuda"
+        optimiser = torch.optim.Adam(net.parameters(), lr=0.01, fused=on_gpu, capturable=on_gpu)
 
         def loss_of(x: Tensor) -> Tensor:
             return cross_entropy(net[1](relu(net[0](x, edge_index)), edge_index), labels)
 
-        forward: Any = loss_of if mode is None else torch.compile(loss_of, mode=mode, dynamic=False)
+        forward = torch.compile(loss_of, mode=mode, dynamic=False) if compiled else loss_of
 
         def step() -> Tensor:
             optimiser.zero_grad(set_to_none=True)
-            loss: Tensor = forward(x)
+            loss = forward(x)
             loss.backward()
             optimiser.step()
             return loss
@@ -339,32 +330,38 @@ def _steps(context: Context, kind: str) -> Figure:
     repeats = 1 if small else 30
     times: dict[str, float] = {}
     losses: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for name, (package, mode) in ways.items():
+    failures: dict[str, str] = {}
+    skipped: list[str] = []
+    for name, (package, compiled) in ways.items():
         if context.late:
-            failed[name] = "skipped: time limit"
+            skipped.append(name)
             continue
         try:
             torch._dynamo.reset()
-            step = made(package, mode)
-            for _ in range(2 if small else 6):
+            step = made(package, compiled)
+            for _ in range(STEPS):
                 losses[name] = float(step().detach())
             work = functools.partial(_repeat, step, repeats)
             seconds = [one_product(work, device) for _ in range(3)]
             times[name] = 1e3 * statistics.median(seconds) / repeats
         except Exception as error:
-            failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            failures[name] = f"{type(error).__name__}: {str(error)[:300]}"
     torch._dynamo.reset()
     ratios = {}
     theirs = [each for name, each in times.items() if name.startswith("PyG")]
     for name, each in times.items():
         if name.startswith("ours") and theirs:
             ratios[f"{name} over PyG's best"] = min(theirs) / each
-    for name in ("ours compiled", "ours reduce-overhead"):
-        if name in times and "ours" in times:
-            ratios[f"{name} over ours"] = times["ours"] / times[name]
-    found: Figure = {"ms": times, "losses": losses, "failures": failed, "ratios": ratios}
-    late = [name for name, text in failed.items() if text.startswith("skipped")]
-    if any(name.startswith("ours") and name not in late for name in failed):
-        found["failed"] = "; ".join(f"{name}: {text}" for name, text in failed.items())
+    if "ours compiled" in times and "ours" in times:
+        ratios["ours compiled over ours"] = times["ours"] / times["ours compiled"]
+    found: Figure = {"ms": times, "losses": losses, "failures": failures, "ratios": ratios}
+    found["medians"] = {f"{name}, ms": each for name, each in times.items()}
+    if skipped:
+        found |= {"skipped": [f"{kind}, {name}" for name in skipped], "reason": "time limit"}
+    mine = [each for name, each in losses.items() if name.startswith("ours")]
+    if "PyG" in losses and mine:
+        apart = max(abs(each / losses["PyG"] - 1) for each in mine)
+        found |= {"error": apart} | ({} if apart <= MOST_LOSS_ERROR else {"wrong": True})
+    if any(name.startswith("ours") for name in failures):
+        found["failed"] = "; ".join(f"{name}: {text}" for name, text in failures.items())
     return found
