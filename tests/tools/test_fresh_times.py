@@ -12,9 +12,10 @@ import torch
 from tools.fresh_cases import Baselines, Case, Context, Figures, matrix_names, sampled_error
 
 import sparsetile as st
+from sparsetile.bench.baselines import BASELINES
 from sparsetile.intake.files import write_npz
 from tests.contracts.cases import csr_of, random_matrix
-from tools import fresh_products, fresh_times, fresh_training
+from tools import fresh_cases, fresh_products, fresh_times, fresh_training
 
 CPU = torch.device("cpu")
 
@@ -182,6 +183,36 @@ def test_a_plan_pays_once_its_gain_covers_what_it_cost_more():
     assert paid(1e-3, 3e-5, 2e-4, 3e-5) == math.inf
     assert Baselines({"a": 5.0, "b": 0.0}, {"a": 1.0, "b": 2.0}).total(10) == 15
     assert Baselines({"a": 5.0, "b": 0.0}, {"a": 1.0, "b": 2.0}).total(1) == 2
+
+
+def test_cusparse_counts_with_its_preprocessing_and_by_its_fastest(folder, quick, monkeypatch):
+    found = Baselines({"a": 50.0, "b": 5.0}, {"a": 10.0, "b": 20.0}, call=11.0)
+    monkeypatch.setattr(Case, "baselines", lambda case, n: found)
+    _, (_, *lines, _) = run(folder, "counts", "--matrices", "one")
+    totals = {line["count"]: line for line in lines}
+    assert [totals[count]["cusparse_us"] for count in (1, 10, 100)] == [25e6, 150e6, 1050e6]
+    assert totals[10]["cusparse_calls_us"] == 160e6
+    assert totals[10]["ratios"]["over the best"] == pytest.approx(
+        totals[10]["torch_us"] / totals[10]["ours_us"], rel=1e-4
+    ), "torch is the best here"
+    _, (_, line, *_) = run(folder, "one", "--matrices", "one")
+    assert line["baseline"] == "a"
+    assert line["ratios"]["plan @ B"] == pytest.approx(10e6 / line["ours_us"], rel=1e-4)
+    _, (_, line, *_) = run(folder, "breakeven", "--matrices", "one")
+    assert line["break_even"] == 0 and line["ratios"]["over cuSPARSE"] == pytest.approx(
+        150e6 / (line["plan_us"] + 10 * line["kernel_us"]), rel=1e-4
+    )
+    assert ("over no plan" in line["loses"]) == (line["ratios"]["over no plan"] < 1)
+
+
+def test_one_column_is_also_compared_with_spmv(monkeypatch):
+    own = dict.fromkeys((*fresh_cases.SPMM, *fresh_cases.SPMV), BASELINES["torch-csr"])
+    monkeypatch.setattr(fresh_cases, "BASELINES", own)
+    case = case_of()
+    assert set(case._measure_baselines(1).kernel) == set(own)
+    wider = case._measure_baselines(8)
+    assert set(wider.kernel) == set(wider.preprocess) == set(fresh_cases.SPMM)
+    assert wider.best in wider.kernel and wider.call > 0
 
 
 def test_the_summary_has_means_medians_and_the_lowest_five(tmp_path):
