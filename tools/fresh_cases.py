@@ -83,6 +83,12 @@ class Baselines:
     preprocess: dict[str, float]
     kernel: dict[str, float]
     call: float = math.nan  # of the fastest, launches of the host included
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Figure:
+        """Fields of a figure: what failed, if anything did."""
+        return {"baseline_failures": self.failures} if self.failures else {}
 
     @property
     def best(self) -> str | None:
@@ -146,13 +152,21 @@ class Case:
         # cuSPARSE takes 32-bit row pointers as they are: making them is not its preprocessing.
         csr = replace(self.csr, indptr=self.csr.indptr.to(torch.int32), checked=True)
         operands = Operands(csr, self.dense(n), None, "spmm", "sum")
-        preprocess, kernel, runs = {}, {}, {}
+        preprocess: dict[str, float] = {}
+        kernel: dict[str, float] = {}
+        runs: dict[str, Callable[[], object]] = {}
+        failures: dict[str, str] = {}
         for name in (*SPMM, *(SPMV if n == 1 else ())):
-            BASELINES[name].prepare(operands)  # warms up
-            prepare = functools.partial(BASELINES[name].prepare, operands)
-            preprocess[name] = min(one_product(prepare, self.device) for _ in range(3))
-            runs[name] = prepare().run
-            kernel[name] = graph_time(runs[name], self.device).median
+            try:
+                prepare = functools.partial(BASELINES[name].prepare, operands)
+                runs[name] = prepare().run
+                spent = min(one_product(prepare, self.device) for _ in range(3))
+                kernel[name] = graph_time(runs[name], self.device).median
+                preprocess[name] = spent
+            except Exception as error:  # the others are measured
+                failures[name] = f"{type(error).__name__}: {error}"
+        if not kernel:
+            return Baselines({}, {}, failures=failures)
         fastest = runs[min(kernel, key=kernel.__getitem__)]
 
         def calls() -> None:
@@ -160,7 +174,8 @@ class Case:
                 fastest()
 
         calls()
-        return Baselines(preprocess, kernel, one_product(calls, self.device) / 100)
+        call = one_product(calls, self.device) / 100
+        return Baselines(preprocess, kernel, call, failures)
 
 
 def _as(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -277,6 +292,8 @@ class Figures:
                 texts.append(f"failed: {where}: {line['failed']}")
             if line.get("wrong"):
                 texts.append(f"wrong: {where}: error {line['error']:.3g}")
+            for name, text in line.get("baseline_failures", {}).items():
+                texts.append(f"baseline {name}: {where}: {text}")
             if "skipped" in line:
                 skipped.setdefault(line["reason"], []).extend(line["skipped"])
         for reason, subjects in skipped.items():

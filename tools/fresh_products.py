@@ -133,7 +133,7 @@ def counts(context: Context) -> None:
             "over the best": min(torchs[count], kernels) / mine,
             "over the best, calls": min(torchs[count], calls) / mine,
         }
-        return found | {"ratios": ratios}
+        return found | baselines.facts | {"ratios": ratios}
 
     def matrix(case: Case) -> None:
         for n in WIDTHS:
@@ -180,11 +180,16 @@ def one(context: Context) -> None:
         found |= _checked(case, A, B, run, allowed)
         baselines = case.baselines(n)
         name = baselines.best
+        found |= baselines.facts
         if name is None:
             return found
         best = baselines.kernel[name]
         kernels = {key: _microseconds(each) for key, each in baselines.kernel.items()}
-        return found | {"baseline": name, "kernels_us": kernels, "ratios": {way: best / seconds}}
+        return found | {
+            "baseline": name,
+            "kernels_us": kernels,
+            "ratios": {"over cuSPARSE": best / seconds},
+        }
 
     def matrix(case: Case) -> None:
         for n in FEW_COLUMNS:
@@ -192,7 +197,7 @@ def one(context: Context) -> None:
                 for way in ("plan @ B", "st.spmm", "functional.spmm"):
                     with tf32(allowed):
                         context.attempt(
-                            "one", _group(n, allowed), case.name,
+                            "one", _group(n, allowed, f", {way}"), case.name,
                             functools.partial(measure, case, n, allowed, way),
                         )  # fmt: skip
 
@@ -260,7 +265,7 @@ def break_even(context: Context) -> None:
             ratios["over cuSPARSE"] = baselines.total(expected) / total
             medians["break-even"] = pays
         loses = [name for name, ratio in ratios.items() if ratio < 1]
-        return found | {"loses": loses, "ratios": ratios, "medians": medians}
+        return found | baselines.facts | {"loses": loses, "ratios": ratios, "medians": medians}
 
     def matrix(case: Case) -> None:
         for n in WIDTHS:

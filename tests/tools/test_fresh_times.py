@@ -64,7 +64,15 @@ def context_of(path: Path, names: list[str] | None = None) -> Context:
             {f"N=4 {kind} x{count}" for kind in ("TF32", "float32") for count in (1, 10, 100)},
             {"over the best", "over the best, calls"},
         ),
-        ("one", {"N=1 TF32", "N=1 float32"}, set()),
+        (
+            "one",
+            {
+                f"N=1 {kind}, {way}"
+                for kind in ("TF32", "float32")
+                for way in ("plan @ B", "st.spmm", "functional.spmm")
+            },
+            set(),
+        ),
         ("breakeven", {"N=4 TF32, 10 runs", "N=4 float32, 10 runs"}, {"over no plan"}),
     ],
 )
@@ -197,7 +205,7 @@ def test_cusparse_counts_with_its_preprocessing_and_by_its_fastest(folder, quick
     ), "torch is the best here"
     _, (_, line, *_) = run(folder, "one", "--matrices", "one")
     assert line["baseline"] == "a"
-    assert line["ratios"]["plan @ B"] == pytest.approx(10e6 / line["ours_us"], rel=1e-4)
+    assert line["ratios"]["over cuSPARSE"] == pytest.approx(10e6 / line["ours_us"], rel=1e-4)
     _, (_, line, *_) = run(folder, "breakeven", "--matrices", "one")
     assert line["break_even"] == 0 and line["ratios"]["over cuSPARSE"] == pytest.approx(
         150e6 / (line["plan_us"] + 10 * line["kernel_us"]), rel=1e-4
@@ -212,7 +220,19 @@ def test_one_column_is_also_compared_with_spmv(monkeypatch):
     assert set(case._measure_baselines(1).kernel) == set(own)
     wider = case._measure_baselines(8)
     assert set(wider.kernel) == set(wider.preprocess) == set(fresh_cases.SPMM)
-    assert wider.best in wider.kernel and wider.call > 0
+    assert wider.best in wider.kernel and wider.call > 0 and wider.facts == {}
+
+
+def test_a_baseline_that_fails_leaves_the_others_and_is_named(folder, quick, monkeypatch, capsys):
+    own = dict.fromkeys(("cusparse-csr1", "cusparse-csr3"), BASELINES["torch-csr"])
+    monkeypatch.setattr(fresh_cases, "BASELINES", own | {"cusparse-csr2": None})
+    monkeypatch.setattr(Case, "baselines", Case._measure_baselines)
+    monkeypatch.setattr(fresh_products, "FEW_COLUMNS", (8,))
+    code, (_, line, *_) = run(folder, "one", "--matrices", "one")
+    assert code == 0 and set(line["kernels_us"]) == set(own)
+    assert (
+        "baseline cusparse-csr2: one, N=8 TF32, plan @ B: AttributeError" in capsys.readouterr().out
+    )
 
 
 def test_the_summary_has_means_medians_and_the_lowest_five(tmp_path):
