@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsetile.tune.affordable import affordable
 from sparsetile.tune.choose import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
@@ -19,6 +20,7 @@ __all__ = [
     "MEASURE_SECONDS",
     "Choice",
     "Floor",
+    "affordable",
     "choose_order",
     "choose_system",
     "floor_seconds",
