@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.llm_decoder import TINY, Decoder
 from torch import Tensor, nn
 
 import sparsetile as st
 import sparsetile.nn as snn
-from sparsetile.bench.decoder import TINY, Decoder
 from sparsetile.reorder import REORDERERS
 
 

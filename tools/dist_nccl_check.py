@@ -11,7 +11,6 @@ line with ``"error"``; then, or if a result is wrong, the exit status is 1.
     packing         bytes per second of packing a halo, beside those of a copy
     halo_to_itself  a plan whose halo the rank sends to itself: NCCL's all-to-all, the side stream,
                     both products, gradients and a CUDA graph, as with several ranks
-    replicate       the same with the exchange of C's parts
 
 With ``--cpu`` it runs small sizes on gloo: a test of the script, whose times mean nothing.
 """
@@ -43,7 +42,6 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo
 from sparsetile.dist.partition import Partition
 from sparsetile.dist.plan import DistributedPlan
-from sparsetile.dist.replicas import spread
 from sparsetile.dist.shares import Found
 
 # No check begins after the first, and the process ends at the second, whatever it waits for.
@@ -293,27 +291,22 @@ def beside(spans: Sequence[dict[str, Any]]) -> float | None:
     return max(shared, 0.0) / (moved["end_us"] - moved["begin_us"])
 
 
-def halo_to_itself(
-    group: Any, device: torch.device, sizes: Sizes, replicate: bool = False
-) -> Iterator[dict[str, Any]]:
+def halo_to_itself(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
     rows, entries, n = sizes.graphs[min(1, len(sizes.graphs) - 1)]
     for dtype in (torch.float32, torch.bfloat16):
         csr, ranks = graph_in(rows, entries, dtype, device), Ranks(group, "check")
         partition = Partition("given", (0, rows), (0, rows))
-        grid, share = None, csr
-        if replicate:
-            grid, share = spread(ranks, csr, partition, 1, dtype)
-        halo = self_halo(share)
-        assert share.values is not None
+        halo = self_halo(csr)
+        assert csr.values is not None
         local, remote = (
-            st.plan(st.CSR(one.indptr, one.indices, share.values[which], one.shape), n)
+            st.plan(st.CSR(one.indptr, one.indices, csr.values[which], one.shape), n)
             for one, which in (
                 (halo.local, halo.local_entries),
                 (halo.remote, halo.remote_entries),
             )
         )
         found = Found(csr, partition, csr.shape, "a check")
-        made = DistributedPlan(ranks, found, halo, local, remote, csr.nnz, check="first", grid=grid)
+        made = DistributedPlan(ranks, found, halo, local, remote, csr.nnz, check="first")
         plain = st.plan(csr, n)
         B = torch.randn(rows, n, device=device).to(dtype)
         G, bias = torch.randn_like(B), torch.randn(n, device=device).to(dtype)
@@ -322,7 +315,7 @@ def halo_to_itself(
         # run() of one rank uses the plain plan; these are the functions for several ranks.
         def product(made: DistributedPlan = made, B: Tensor = B, **more: Any) -> Tensor:
             options: dict[str, Any] = {"bias": None, "relu": False, "out_dtype": None, **more}
-            return made._fused(B, (None, None), 1.0, **options)
+            return made._fused(B, (None, None), 1.0, **options).to(B.dtype)
 
         def tracked(leaf: Tensor, made: DistributedPlan = made) -> Tensor:
             return made._differentiable(leaf, (None, None), 1.0, "sum", None, False, None)
@@ -335,8 +328,8 @@ def halo_to_itself(
         right = right and close(product(bias=bias, relu=True).clone(), expected)
         right = right and close(gradient(tracked, B, G), gradient(plain.run, B, G))
         title = {
-            "check": "replicate" if replicate else "halo_to_itself", "rows": rows,
-            "nnz": csr.nnz, "n": n, "dtype": str(dtype), "halo_rows": halo.rows, "right": right,
+            "check": "halo_to_itself", "rows": rows, "nnz": csr.nnz, "n": n, "dtype": str(dtype),
+            "halo_rows": halo.rows, "right": right,
         }  # fmt: skip
         yield title  # capturing may end the process
         times = {
@@ -360,10 +353,6 @@ def halo_to_itself(
             "timeline": spans,
             "exchange_beside_product": beside(spans),
         }  # fmt: skip
-
-
-def replicate(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    return halo_to_itself(group, device, sizes, replicate=True)
 
 
 def layer(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -399,7 +388,7 @@ def layer(group: Any, device: torch.device, sizes: Sizes) -> Iterator[dict[str, 
 
 
 # Captures of NCCL come last: one that fails may leave nothing usable behind.
-CHECKS = (world_of_one, layer, packing, halo_to_itself, replicate)
+CHECKS = (world_of_one, layer, packing, halo_to_itself)
 
 
 def checks(

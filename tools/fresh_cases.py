@@ -26,7 +26,7 @@ from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.operands import Operands
 from sparsetile.cli.console import note
 from sparsetile.core.timer import Samples, one_product, time_product
-from sparsetile.data.catalog import catalog, core_names, load
+from sparsetile.data.catalog import catalog, load
 from sparsetile.intake.csr import CSR
 
 __all__ = [
@@ -326,10 +326,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _core_names(folder: Path) -> list[str]:
+    """Return the names in the folder's ``CORE.txt``; none if it has no such file."""
+    path = folder / "CORE.txt"
+    return path.read_text(encoding="utf-8").split() if path.is_file() else []
+
+
 def matrix_names(asked: str, data: Path) -> list[str]:
     """``core``, ``all``, a number of core matrices spread evenly, or names with commas."""
     present = [entry.name for entry in catalog(data) if not entry.problem]
-    core = [name for name in core_names(data) if name in present] or present
+    core = [name for name in _core_names(data) if name in present] or present
     if asked == "core":
         return core
     if asked == "all":

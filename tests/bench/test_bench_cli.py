@@ -45,9 +45,8 @@ def test_bad_usage_is_one_line_and_exit_two(
     _fails(capsys, ["bench", "cpu", "--dtype", "float8"], "bench: dtype must be one of")
     _fails(capsys, ["report", str(tmp_path / "no.jsonl")], "existing file of records")
     records = _file(tmp_path, "a.jsonl", 1e-5)
-    for option in ("--out", "--markdown"):
-        words = ["report", records, option, str(tmp_path / "no" / "r.html")]
-        _fails(capsys, words, f"report: {option} must be a file in a folder that exists")
+    words = ["report", records, "--markdown", str(tmp_path / "no" / "r.md")]
+    _fails(capsys, words, "report: --markdown must be a file in a folder that exists")
 
 
 def test_a_file_of_something_else_is_refused_in_a_dozen_lines(
@@ -55,7 +54,7 @@ def test_a_file_of_something_else_is_refused_in_a_dozen_lines(
 ) -> None:
     path = tmp_path / "other.json"
     path.write_text("{\n" * 500)
-    assert main(["report", str(path), "--out", str(tmp_path / "r.html")]) == 2
+    assert main(["report", str(path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("skipped other.json:1: not JSON")
     assert lines[10] == "... and 490 more such lines" and len(lines) == 12
@@ -183,10 +182,12 @@ def test_a_report_is_written_and_damaged_lines_are_said(
     path = _file(tmp_path, "a.jsonl", 1e-5)
     with open(path, "a") as stream:
         stream.write("{broken\n")
-    page, text = tmp_path / "r.html", tmp_path / "r.md"
-    assert main(["report", path, "--out", str(page), "--markdown", str(text)]) == 0
+    text = tmp_path / "r.md"
+    assert main(["report", path, "--markdown", str(text)]) == 0
     assert "skipped a.jsonl:3: not JSON" in capsys.readouterr().err
-    assert page.read_text().startswith("<!doctype html>") and text.read_text().startswith("# Res")
+    assert text.read_text().startswith("# Results\n")
+    assert main(["report", path]) == 0
+    assert capsys.readouterr().out == text.read_text()
 
 
 def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
@@ -195,6 +196,6 @@ def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     append_record(first, record())
     append_record(second, record(environment=environment(device_name="Other GPU")))
-    out = tmp_path / "r.html"
-    assert main(["report", str(first), str(second), "--out", str(out)]) == 0
+    out = tmp_path / "r.md"
+    assert main(["report", str(first), str(second), "--markdown", str(out)]) == 0
     assert "Test GPU" in out.read_text() and "Other GPU" in out.read_text()

@@ -1,14 +1,12 @@
-"""Reports without a browser: what the page and the Markdown hold."""
+"""What the report's Markdown contains."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from sparsetile.bench.report import render_markdown, render_page
+from sparsetile.bench.report import render_markdown
 
-from .fakes import a_run, environment, failed, record
+from .fakes import environment, failed, record
 
 
 def test_nothing_to_report_is_an_error() -> None:
@@ -158,28 +156,3 @@ def test_markdown_counts_the_stand_ins_of_a_suite() -> None:
     records = [record("a"), record("b-like", source="stand-in")]
     text = render_markdown(records)
     assert "Stand-ins, not the published graphs, 1 of 2: b-like." in text
-
-
-def test_the_page_needs_no_network_and_has_every_table() -> None:
-    text = render_markdown([*a_run(4), failed(matrix="PubMed", system="dense")], "All of it")
-    page = render_page(text, ("a.jsonl:7: not JSON",))
-    assert page.startswith("<!doctype html>") and "http" not in page
-    assert "<title>All of it</title>" in page and "<li>a.jsonl:7: not JSON</li>" in page
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    tables = sum(line.startswith("| ---") for line in rows)
-    assert page.count("<table>") == tables and page.count("<tr>") == len(rows) - tables
-    assert "<pre>\nsparsetile bench core --data data\n</pre>" in page
-    assert "<summary>Core: 32 real matrices</summary>" in page
-    assert len(re.findall("<details", page)) == page.count("</details>") == 2
-
-
-def test_hostile_names_are_escaped_on_the_page() -> None:
-    bad = "</pre><script>alert(1)</script>|`x`"
-    held = {"environment": environment(command=f"sparsetile bench core {bad}")}
-    records = [record(bad, "csr", **held), record(bad, "cusparse-csr1", seconds=2e-5, **held)]
-    assert "<script>" not in render_page(render_markdown(records))
-
-
-def test_a_suite_without_a_command_has_an_empty_block() -> None:
-    page = render_page(render_markdown([record(environment=environment(command=""))]))
-    assert page.count("<pre>") == page.count("</pre>") == 1

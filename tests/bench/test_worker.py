@@ -139,9 +139,9 @@ def test_a_floor_that_is_known_is_not_found_again(
 def test_on_a_gpu_products_are_right_timed_by_graph_and_know_their_floor(
     path: str, op: str, system: str
 ) -> None:
-    found = Worker("cuda").measure(_entry(path, system=system, op=op, cold=True))
+    found = Worker("cuda").measure(_entry(path, system=system, op=op))
     assert found["status"] == "ok", found
-    assert found["samples"]["method"] == "graph" and found["cold"]["p50"] > 0
+    assert found["samples"]["method"] == "graph"
     if op != "sddmm":
         assert found["floor_seconds"] > 0
 

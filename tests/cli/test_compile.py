@@ -28,7 +28,7 @@ def kernels(monkeypatch) -> dict[str, KernelSpec]:
 
 
 def test_it_compiles_every_kernel_then_finds_them_in_the_cache(cli: Cli, kernels):
-    words = ("compile", "--arch", "sm_90a", "--all", "--jobs", 2, "--json")
+    words = ("compile", "--arch", "sm_90a", "--jobs", 2, "--json")
     first, again = cli(*words), cli(*words)
     assert first.code == again.code == 0
     assert first.err == again.err == ""
@@ -112,10 +112,6 @@ def test_a_kernel_that_fails_is_exit_code_1_beside_others_that_spill(cli: Cli, m
 def test_bad_usage_is_one_line(cli: Cli, kernels):
     assert_refused(cli("compile", "--kernel", "magic"), "compile: --kernel must be one of")
     assert_refused(cli("compile", "--arch", "volta"), "compile: arch must be a name such as sm_80")
-    assert_refused(
-        cli("compile", "--all", "--kernel", "spmm_csr"),
-        "compile: --kernel must be omitted with --all, got spmm_csr. Give one of the two.",
-    )
 
 
 def test_an_architecture_that_the_compiler_does_not_know_is_one_line(cli: Cli):

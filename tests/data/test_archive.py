@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from sparsetile.core.errors import DataError
-from sparsetile.data.archive import LimitedGzip, extract_member
+from sparsetile.data.archive import extract_member
 
 
 def member(name, content=b"x", **fields):
@@ -162,12 +162,3 @@ def test_what_is_no_tar_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b"not a tar archive" * 100))
     with pytest.raises(DataError, match=r"must be a whole tar archive, got a damaged one"):
         extract(path)
-
-
-def test_the_reader_counts_from_the_start_only(tmp_path):
-    path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(b"abc"))
-    with LimitedGzip(path, "fetch") as reader:
-        assert reader.readable() and reader.seekable() and reader.seek(1) == 1 == reader.tell()
-        with pytest.raises(io.UnsupportedOperation, match=r"from the start only"):
-            reader.seek(0, 2)

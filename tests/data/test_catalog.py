@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetile.core.errors import DataError
-from sparsetile.data.catalog import Entry, catalog, core_names, find, kinds, load
+from sparsetile.data.catalog import Entry, catalog, find, load
 from sparsetile.data.generators import banded, from_spec, random, stand_in
 from sparsetile.intake.files import write_npz
 from tests.data.matrix_checks import same
@@ -27,19 +26,15 @@ def folder(tmp_path):
     (data / "HB" / "tiny.mtx").write_bytes(MARKET)
     (data / "packed.mtx.gz").write_bytes(gzip.compress(MARKET))
     (data / "notes.txt").write_text("not a matrix")
-    (data / "CORE.txt").write_text("# the core\nZebra\n\nalpha \nabsent\n")
-    (data / "SOURCES.tsv").write_text(
-        'name\trows\tkind\nalpha\t7\tnoise "quoted\nZebra\t50\tband\n'
-    )
     return data
 
 
-def test_the_catalog_lists_sizes_kinds_and_core(folder):
+def test_the_catalog_lists_sizes(folder):
     assert catalog(folder) == [
-        Entry("alpha", folder / "alpha.npz", 7, 9, 11, 'noise "quoted', True),
+        Entry("alpha", folder / "alpha.npz", 7, 9, 11),
         Entry("HB/tiny", folder / "HB" / "tiny.mtx", 5, 6, 2),
         Entry("packed", folder / "packed.mtx.gz", 5, 6, 2),
-        Entry("Zebra", folder / "Zebra.npz", 50, 50, 244, "band", True),
+        Entry("Zebra", folder / "Zebra.npz", 50, 50, 244),
     ]
 
 
@@ -140,33 +135,14 @@ def test_a_hundred_files_are_listed_by_name_order(tmp_path):
     assert [entry.rows for entry in entries] == list(range(100))
 
 
-def test_core_names_keep_their_order(folder, tmp_path):
-    assert core_names(folder) == ["Zebra", "alpha", "absent"]
-    assert core_names(tmp_path) == []
-
-
-def test_kinds_come_from_the_table(folder, tmp_path):
-    assert kinds(folder) == {"alpha": 'noise "quoted', "Zebra": "band"}
-    assert kinds(tmp_path) == {}
-
-
-def test_a_table_without_the_columns_is_refused(tmp_path):
-    (tmp_path / "SOURCES.tsv").write_text("name\trows\na\t1\n")
-    with pytest.raises(
-        DataError, match=r"^kinds: SOURCES.tsv must be a table .* without \['kind'\]"
-    ):
-        kinds(tmp_path)
-
-
-@pytest.mark.parametrize("function", [catalog, core_names, kinds])
-def test_a_folder_that_is_none_is_refused(tmp_path, function):
-    with pytest.raises(ValueError, match=f"^{function.__name__}: directory must be a folder, got"):
-        function(tmp_path / "absent")
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^catalog: directory must be a folder, got"):
+        catalog(tmp_path / "absent")
 
 
 def test_the_default_folder_may_not_exist_yet(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path / "absent"))
-    assert catalog() == [] and core_names() == [] and kinds() == {}
+    assert catalog() == []
 
 
 def test_load_takes_a_path(folder):

@@ -30,7 +30,6 @@ def market_archive(name="tiny", content=MARKET):
 
 
 ARCHIVE = market_archive()
-EDGES = gzip.compress(b"# Undirected graph: road.txt\n0\t1\n1\t3\n")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.paths.append(self.path)
         group = self.path.split("/")[2] if self.path.startswith("/MM/") else ""
-        body = EDGES if self.path.endswith(".txt.gz") else ARCHIVE
+        body = ARCHIVE
         if group == "Missing":
             return self.send_error(404)
         if group == "Down":
@@ -102,14 +101,6 @@ def test_a_suitesparse_matrix_is_fetched_unpacked_and_readable(site, tmp_path):
     assert leftovers(tmp_path) == [path]
     matrix = load("Good/tiny", tmp_path)
     assert matrix.shape == (3, 4) and matrix.indices.tolist() == [1, 3]
-
-
-def test_a_snap_graph_is_fetched_and_turned_into_npz(site, tmp_path):
-    path = fetch("road", source="snap", base_url=site + "/", directory=tmp_path)
-    assert path == tmp_path / "snap" / "road.npz"
-    assert leftovers(tmp_path) == [path]
-    matrix = load(path)
-    assert matrix.shape == (4, 4) and matrix.nnz == 4 and matrix.values is None
 
 
 def test_a_matrix_that_is_there_is_not_fetched_again_unless_forced(server, site, tmp_path):
@@ -258,13 +249,6 @@ def test_an_archive_with_something_else_in_it_is_refused(tmp_path, content, text
     assert leftovers(data) == []
 
 
-def test_a_bad_edge_list_is_refused_under_its_own_name(tmp_path):
-    (tmp_path / "words.txt.gz").write_bytes(gzip.compress(b"some words\n"))
-    with pytest.raises(DataError, match=r"^fetch: words.txt.gz must be lines of whole numbers"):
-        fetch("words", source="snap", base_url=str(tmp_path), directory=tmp_path / "data")
-    assert leftovers(tmp_path / "data") == []
-
-
 @pytest.mark.parametrize(
     "name", ["tiny", "", "HB/", "/tiny", "HB/../tiny", "../HB/tiny", "HB/a b", "HB/a?b", "a/b/c"]
 )
@@ -275,17 +259,10 @@ def test_a_bad_suitesparse_name_is_refused(tmp_path, name):
         fetch(name, directory=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/../b", "/etc/passwd", "a//b", "http://x"])
-def test_a_bad_snap_name_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=r"^fetch: name must be a SNAP file name, got"):
-        fetch(name, source="snap", directory=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
         ({"name": 3}, TypeError, "name must be a string, got int"),
-        ({"source": "moon"}, ValueError, r"source must be one of \['suitesparse', 'snap'\]"),
         ({"base_url": "ftp://x"}, ValueError, "base_url must be an http, https or file URL or a"),
         ({"base_url": "http://[::1"}, ValueError, "base_url must be an http, https or file URL"),
         ({"base_url": "http://"}, ValueError, "base_url must be an http, https or file URL or a"),

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tools.llm_decoder import TINY, Decoder
 from torch import Tensor, nn
 
-from sparsetile.bench.decoder import TINY, Decoder
 from sparsetile.nn import SparseSwiGLU, load_sparse_, sparsify_
 from sparsetile.nn.swiglu import KNOWN_SWIGLUS, is_swiglu
 from tests.nn.test_sparsify import MLP, joining, model_of

@@ -15,20 +15,9 @@ from typing import Any
 from sparsetile.bench.record import Record
 
 __all__ = [
-    "BASELINE_GROUPS",
-    "Group",
-    "attach_baselines",
-    "break_even",
-    "geomean",
-    "layout_of",
-    "over",
-    "product_key",
-    "setting",
-    "summarise",
-    "system_label",
-    "wrong_baselines",
-    "yardstick",
-]
+    "BASELINE_GROUPS", "Group", "attach_baselines", "break_even", "geomean", "layout_of", "over",
+    "product_key", "setting", "summarise", "system_label", "wrong_baselines", "yardstick",
+]  # fmt: skip
 
 # What a system has to beat, by device and operation: the fastest of these in the same file.
 BASELINE_GROUPS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -70,16 +59,10 @@ def layout_of(record: Record) -> str:
 def product_key(record: Record) -> tuple[Any, ...]:
     """What two systems must share to be compared: machine, matrix, product and its layout."""
     return (
-        record["environment"].get("device_name", ""),
-        record["suite"],
-        record["matrix"],
-        record["op"],
-        record["reduce"],
-        record["weights"],
-        record["dtype"],
-        record["n"],
+        record["environment"].get("device_name", ""), record["suite"], record["matrix"],
+        record["op"], record["reduce"], record["weights"], record["dtype"], record["n"],
         layout_of(record),
-    )
+    )  # fmt: skip
 
 
 def _usual(record: Record) -> tuple[str, ...]:

@@ -82,40 +82,26 @@ def _torch_csr(operands: Operands) -> Tensor:
     )
 
 
-class _CuSparseCsr(Baseline):
-    devices = ("cuda",)
-    family = "cusparse"
+class _CuSparse(Baseline):
+    """An algorithm of SpMM (``csr``) or, for one column, of SpMV (``spmv``)."""
 
-    def __init__(self, algorithm: int) -> None:
-        self._algorithm = algorithm
-        self.name = f"cusparse-csr{algorithm}"  # type: ignore[misc]
+    devices, family = ("cuda",), "cusparse"
 
-    def prepare(self, operands: Operands) -> Prepared:
-        from sparsetile.bench.cusparse import CsrSpmm
-
-        shape = (operands.csr.shape[0], operands.B.shape[1])
-        C = torch.empty(shape, dtype=operands.dtype, device=operands.device)
-        product = CsrSpmm(operands.csr, operands.values(), operands.B, C, self._algorithm)
-        return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
-
-
-class _CuSparseVector(Baseline):
-    devices = ("cuda",)
-    family = "cusparse"
-
-    def __init__(self, algorithm: int) -> None:
-        self._algorithm = algorithm
-        self.name = f"cusparse-spmv{algorithm}"  # type: ignore[misc]
+    def __init__(self, product: str, algorithm: int) -> None:
+        self._vector, self._algorithm = product == "spmv", algorithm
+        self.name = f"cusparse-{product}{algorithm}"  # type: ignore[misc]
 
     def further_reason(self, operands: Operands) -> str | None:
         columns = operands.B.shape[1]
-        return None if columns == 1 else f"takes one column, not {columns}"
+        return f"takes one column, not {columns}" if self._vector and columns != 1 else None
 
     def prepare(self, operands: Operands) -> Prepared:
-        from sparsetile.bench.cusparse import CsrSpmv
+        from sparsetile.bench.cusparse import CsrSpmm, CsrSpmv
 
-        C = torch.empty((operands.csr.shape[0], 1), dtype=operands.dtype, device=operands.device)
-        product = CsrSpmv(operands.csr, operands.values(), operands.B, C, self._algorithm)
+        shape = (operands.csr.shape[0], operands.B.shape[1])
+        C = torch.empty(shape, dtype=operands.dtype, device=operands.device)
+        kind = CsrSpmv if self._vector else CsrSpmm
+        product = kind(operands.csr, operands.values(), operands.B, C, self._algorithm)
         return Prepared(product.run, format_bytes=_csr_bytes(operands) + product.workspace_bytes)
 
 
@@ -292,8 +278,8 @@ class NumbaLoop(Scipy):
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        *(_CuSparseCsr(algorithm) for algorithm in (1, 2, 3)),
-        *(_CuSparseVector(algorithm) for algorithm in (1, 2)),
+        *(_CuSparse("csr", algorithm) for algorithm in (1, 2, 3)),
+        *(_CuSparse("spmv", algorithm) for algorithm in (1, 2)),
         CuSparseSddmm(), TorchCsr(), TorchBsr(), TorchDense(), TorchSddmm(), Scipy(), NumbaLoop(),
     )
 }  # fmt: skip

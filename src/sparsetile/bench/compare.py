@@ -82,13 +82,7 @@ def _change(old: Record, new: Record) -> Change | None:
 
 
 def compare(old: Sequence[Record], new: Sequence[Record]) -> Comparison:
-    """Compare two lists of records by key.
-
-    Raises
-    ------
-    ValueError
-        They have no measurement in common.
-    """
+    """Compare two lists of records by key; an error if they have no measurement in common."""
     before = {record["key"]: record for record in old}
     after = {record["key"]: record for record in new}
     shared = [key for key in before if key in after]

@@ -52,7 +52,6 @@ class Options:
     command: str = ""
     commit: str = ""
     timeout: float = 120.0
-    cold: bool = False
     budget: float = 0.008
     retry: bool = False
     time_limit: float | None = None
@@ -92,27 +91,17 @@ def run_suite(
 ) -> Outcome:
     """Measure every entry that is not in the output file yet.
 
-    Parameters
-    ----------
-    expansion : Expansion
-    options : Options
-    console : rich Console
-        On stderr; the progress bar shows when it is a terminal.
-    pool : Pool, optional
-        Workers to use; started for ``options.device`` when None.
+    ``console`` is on stderr; the progress bar shows if it is a terminal. The pool's workers are
+    started for ``options.device`` when None.
     """
     begun = time.perf_counter()
     pending, resumed, damaged = _pending(expansion, options)
     outcome = Outcome(resumed=resumed, troubles=[f"{line} (measured again)" for line in damaged])
     pool = pool or Pool.for_device(options.device)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sparsetile-bench-") as scratch:
         for family in dict.fromkeys(_family(entry) for entry in pending):
             pool.start(family)
@@ -160,14 +149,9 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self,
-        expansion: Expansion,
-        options: Options,
-        pool: Pool,
-        outcome: Outcome,
-        scratch: str,
+        self, expansion: Expansion, options: Options, pool: Pool, outcome: Outcome, scratch: str,
         begun: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._suite = expansion.suite
         self._options = options
         self._pool = pool
@@ -207,11 +191,7 @@ class _Run:
             self._unmade[entry.matrix.name] = f"matrix not made: {error}"
             return
         families = dict.fromkeys(_family(member) for member in members)
-        request = {
-            "cmd": "load",
-            "path": self._paths[entry.matrix.name],
-            "weights": entry.weights,
-        }
+        request = {"cmd": "load", "path": self._paths[entry.matrix.name], "weights": entry.weights}
         self._pool.ask_all(families, request, self._seconds())
 
     def _seconds(self) -> float:
@@ -248,15 +228,10 @@ class _Run:
             return {"status": "error", "reason": self._unmade[name]}
         product = (name, entry.op, entry.weights, entry.dtype, entry.n)
         request = {
-            **entry.identity(),
-            "path": self._paths[name],
-            "cold": self._options.cold,
-            "budget": self._options.budget,
-            "rounds": self._suite.rounds,
-            "scratch": self._scratch,
-            "floor": self._floors.get(product),
-            "slowest": entry.slowest,
-        }
+            **entry.identity(), "path": self._paths[name], "budget": self._options.budget,
+            "rounds": self._suite.rounds, "scratch": self._scratch,
+            "floor": self._floors.get(product), "slowest": entry.slowest,
+        }  # fmt: skip
         reply = self._ask(entry, {"cmd": "measure", "entry": request})
         if reply.get("floor_seconds"):
             self._floors[product] = [reply["floor_seconds"], reply["floor_term"]]
@@ -295,15 +270,9 @@ class _Run:
         environment = self._pool.environment(_family(entry)) or {"device": self._options.device}
         environment |= {"commit": self._commit, "command": self._options.command}
         record: Record = {
-            "schema": SCHEMA,
-            "key": entry.key,
-            **entry.identity(),
-            "rows": 0,
-            "cols": 0,
-            "nnz": 0,
-            "weighted": False,
-            "reorder": "identity",
-        }
+            "schema": SCHEMA, "key": entry.key, **entry.identity(), "rows": 0, "cols": 0, "nnz": 0,
+            "weighted": False, "reorder": "identity",
+        }  # fmt: skip
         samples = reply.pop("samples", None)
         record |= reply
         if samples is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from sparsetile.bench.analysis import BASELINE_GROUPS
 from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.record import DTYPES, LAYOUTS, OPS, entry_key
-from sparsetile.bench.suites import ORDERS, WEIGHTS, Part, Suite, concerns
+from sparsetile.bench.suites import ORDERS, WEIGHTS, Part, Suite, check_names, concerns
 from sparsetile.core.checks import one_of, reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.data.standins import STAND_INS
@@ -58,20 +58,11 @@ class Entry:
     def identity(self) -> dict[str, Any]:
         """Return the part of the record that is known before measuring."""
         return {
-            "suite": self.suite,
-            "matrix": self.matrix.name,
-            "source": self.matrix.source,
-            "op": self.op,
-            "reduce": self.reduce,
-            "weights": self.weights,
-            "dtype": self.dtype,
-            "n": self.n,
-            "system": self.system,
-            "kind": self.kind,
-            "config": dict(self.config),
-            "tf32": self.tf32,
-            **({"yardstick": list(self.yardstick)} if self.yardstick else {}),
-        }
+            "suite": self.suite, "matrix": self.matrix.name, "source": self.matrix.source,
+            "op": self.op, "reduce": self.reduce, "weights": self.weights, "dtype": self.dtype,
+            "n": self.n, "system": self.system, "kind": self.kind, "config": dict(self.config),
+            "tf32": self.tf32, **({"yardstick": list(self.yardstick)} if self.yardstick else {}),
+        }  # fmt: skip
 
     @property
     def key(self) -> str:
@@ -115,20 +106,11 @@ def _resolve(name: str, suite: Suite, files: Mapping[str, Path]) -> MatrixSpec |
 
 
 def expand(
-    suite: Suite,
-    *,
-    data: Path | None,
-    device: str,
-    systems: Sequence[str] = (),
-    n: Sequence[int] = (),
-    dtypes: Sequence[str] = (),
-    weighted: str | None = None,
-    reduce: str | None = None,
-    op: str | None = None,
-    matrices: Sequence[str] = (),
-    orders: Sequence[str] = (),
-    layouts: Sequence[str] = (),
-) -> Expansion:
+    suite: Suite, *, data: Path | None, device: str, systems: Sequence[str] = (),
+    n: Sequence[int] = (), dtypes: Sequence[str] = (), weighted: str | None = None,
+    reduce: str | None = None, op: str | None = None, matrices: Sequence[str] = (),
+    orders: Sequence[str] = (), layouts: Sequence[str] = (),
+) -> Expansion:  # fmt: skip
     """Turn a suite into entries, narrowed by the arguments that are given.
 
     Entries come matrix by matrix, and for each product baselines first, so that every system is
@@ -139,31 +121,21 @@ def expand(
             "bench", "data", "an existing folder of matrices", repr(str(data)),
             "Give --data the folder that holds the .npz or .mtx files",
         )  # fmt: skip
-    for dtype in dtypes:
-        one_of("bench", "dtype", dtype, DTYPES)
-    if weighted is not None:
-        one_of("bench", "weights", weighted, WEIGHTS)
-    if op is not None:
-        one_of("bench", "op", op, OPS)
-    for order in orders:
-        one_of("bench", "reorder", order, ORDERS)
-    for layout in layouts:
-        one_of("bench", "layout", layout, LAYOUTS)
+    check_names(
+        dtype=(dtypes, DTYPES), weights=(filter(None, [weighted]), WEIGHTS),
+        op=(filter(None, [op]), OPS), reorder=(orders, ORDERS), layout=(layouts, LAYOUTS),
+    )  # fmt: skip
     files = _files(data)
     names = _Names(device, systems)
     left_out: list[str] = []
     found: dict[str, Entry] = {}
     for part in suite.parts:
         part = replace(
-            part,
-            n=tuple(n) or part.n,
-            dtypes=tuple(dtypes) or part.dtypes,
-            weighted=weighted or part.weighted,
-            reduce=reduce_name("bench", reduce or part.reduce),
-            op=op or part.op,
-            orders=tuple(orders) or part.orders,
+            part, n=tuple(n) or part.n, dtypes=tuple(dtypes) or part.dtypes,
+            weighted=weighted or part.weighted, reduce=reduce_name("bench", reduce or part.reduce),
+            op=op or part.op, orders=tuple(orders) or part.orders,
             layouts=tuple(layouts) or part.layouts,
-        )
+        )  # fmt: skip
         for entry in _part_entries(suite, part, names, files, matrices, left_out):
             found.setdefault(entry.key, entry)
     measured = {entry.matrix.name for entry in found.values()}
@@ -225,13 +197,9 @@ class _Names:
 
 
 def _part_entries(
-    suite: Suite,
-    part: Part,
-    names: _Names,
-    files: Mapping[str, Path],
-    only: Sequence[str],
+    suite: Suite, part: Part, names: _Names, files: Mapping[str, Path], only: Sequence[str],
     left_out: list[str],
-) -> Iterator[Entry]:
+) -> Iterator[Entry]:  # fmt: skip
     chosen = list(dict.fromkeys(names.wanted(part, left_out)))
     listed = [name for item in part.matrices for name in (files if item == "*" else [item])]
     if "*" in part.matrices and not files:
@@ -252,14 +220,9 @@ def _part_entries(
 
 
 def _entry(
-    suite: Suite,
-    product: Part,
-    spec: MatrixSpec,
-    system: str,
-    kind: str,
-    config: dict[str, Any],
+    suite: Suite, product: Part, spec: MatrixSpec, system: str, kind: str, config: dict[str, Any],
     slowest: float | None = None,
-) -> Entry:
+) -> Entry:  # fmt: skip
     """One measurement of a part that was narrowed to one product."""
     (dtype,), (n,), (layout,) = product.dtypes, product.n, product.layouts
     if layout != "rows":
@@ -271,13 +234,9 @@ def _entry(
 
 
 def _product_entries(
-    suite: Suite,
-    product: Part,
-    names: _Names,
-    spec: MatrixSpec,
-    chosen: Sequence[tuple[str, str]],
+    suite: Suite, product: Part, names: _Names, spec: MatrixSpec, chosen: Sequence[tuple[str, str]],
     left_out: list[str],
-) -> Iterator[Entry]:
+) -> Iterator[Entry]:  # fmt: skip
     (dtype,), (layout,) = product.dtypes, product.layouts
     for system, kind in chosen:
         refused = _refusal(system, kind, product)

@@ -143,12 +143,8 @@ class Pool:
     def ask(self, family: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Send a request and return the answer.
 
-        Raises
-        ------
-        WorkerDied, WorkerTimeout
-            The worker is gone; the next request starts a new one.
-        WorkerAbsent
-            It cannot be started here; it is not tried again.
+        WorkerDied, WorkerTimeout: the worker is gone; the next request starts a new one.
+        WorkerAbsent: it cannot be started here; it is not tried again.
         """
         worker = self._ready(family)
         try:

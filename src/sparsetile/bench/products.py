@@ -219,11 +219,8 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
             return product.run(B, reduce=reduce)
 
     return Prepared(
-        run,
-        planning=planning,
-        format_bytes=int(product.info["format_bytes"]),
+        run, planning=planning, format_bytes=int(product.info["format_bytes"]),
         reorder=known.name if known and product.reorder == "given" else product.reorder,
-        chosen=product.system,
-        choices=dict(product.info["choices"]),
+        chosen=product.system, choices=dict(product.info["choices"]),
         uses_tf32=_uses_tf32(product.system, operands),
-    )
+    )  # fmt: skip

@@ -25,18 +25,9 @@ from typing import Any
 from sparsetile.core.errors import DataError, describe, value_error
 
 __all__ = [
-    "DTYPES",
-    "LAYOUTS",
-    "OPS",
-    "SCHEMA",
-    "STATUSES",
-    "Damage",
-    "Record",
-    "append_record",
-    "entry_key",
-    "read_records",
-    "validate",
-]
+    "DTYPES", "LAYOUTS", "OPS", "SCHEMA", "STATUSES", "Damage", "Record", "append_record",
+    "entry_key", "read_records", "validate",
+]  # fmt: skip
 
 SCHEMA = 2
 # Records of schema 1 have row-major operands and the usual baselines.
@@ -84,16 +75,16 @@ def _require(found: Mapping[str, Any], name: str, kind: type, what: str) -> Any:
     return value
 
 
-def _check_seconds(found: Mapping[str, Any], where: str) -> None:
+def _check_seconds(found: Mapping[str, Any]) -> None:
     for name in _TIMES:
         value = found.get(name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is None or not number or not 0 < value < math.inf:
-            raise _fault(f"{where}.{name}", "seconds above 0", repr(value))
+            raise _fault(f"time.{name}", "seconds above 0", repr(value))
     if not found["p20"] <= found["p50"] <= found["p80"]:
         times = ", ".join(str(found[name]) for name in _TIMES)
         raise DataError(
-            f"record: {where} must have p20 <= p50 <= p80, got {times}. Make the record again."
+            f"record: time must have p20 <= p50 <= p80, got {times}. Make the record again."
         )
 
 
@@ -126,9 +117,7 @@ def validate(found: object) -> Record:
             raise _fault(name, f"one of {list(names)}", repr(value))
     if found["status"] == "ok":
         _require(found, "error", dict, "an object")
-        for name in ("time", "cold"):
-            if name == "time" or found.get(name) is not None:
-                _check_seconds(_require(found, name, dict, "an object"), name)
+        _check_seconds(_require(found, "time", dict, "an object"))
     else:
         _require(found, "reason", str, "text")
     return found
@@ -151,24 +140,9 @@ def read_records(
 ) -> tuple[list[Record], list[Damage]]:
     """Read a JSONL file of records, gzipped if its name ends in .gz.
 
-    Parameters
-    ----------
-    path : path
-    check : callable
-        Returns its argument if it is a record, else raises DataError.
-
-    Returns
-    -------
-    records : list of dict
-        The valid ones, each with its environment; of several with one key the last, since a later
-        run corrects an earlier.
-    damaged : list of Damage
-        Every other line, with its number and the reason.
-
-    Raises
-    ------
-    FileNotFoundError, DataError
-        There is no such file, or it is not text.
+    Returns the valid ones, each with its environment; of several with one key the last, since a
+    later run corrects an earlier. Also every other line, with its number and the reason. ``check``
+    returns its argument if it is a record, else raises DataError.
     """
     file = Path(path)
     if file.is_dir() or not file.exists():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,25 +20,17 @@ from sparsetile.core.checks import one_of, reduce_name
 from sparsetile.core.errors import DataError, value_error
 from sparsetile.reorder import REORDERERS
 
-__all__ = ["ORDERS", "WEIGHTS", "Part", "Suite", "concerns", "load_suite", "suite_names"]
+__all__ = [
+    "ORDERS", "WEIGHTS", "Part", "Suite", "check_names", "concerns", "load_suite", "suite_names",
+]  # fmt: skip
 
 _FOLDER = Path(__file__).resolve().parent / "suites"
 WEIGHTS = ("asis", "pattern", "random")
-_PART_FIELDS = {
-    "matrices", "n", "dtypes", "weighted", "op", "reduce", "reorder", "layouts", "systems",
-    "baselines", "yardstick", "slowest",
-}  # fmt: skip
+_LISTS = ("matrices", "n", "dtypes", "layouts", "systems", "baselines", "yardstick")
+_PART_FIELDS = {*_LISTS, "weighted", "op", "reduce", "reorder", "slowest"}
 _FIELDS = _PART_FIELDS | {
-    "title",
-    "about",
-    "device",
-    "tf32",
-    "rounds",
-    "part",
-    "ladder",
-    "published",
-    "generate",
-}
+    "title", "about", "device", "tf32", "rounds", "part", "ladder", "published", "generate",
+}  # fmt: skip
 # Row orders of an entry: the plan's own choice, or an algorithm by name.
 ORDERS = ("auto", *REORDERERS)
 
@@ -88,15 +80,7 @@ def suite_names() -> list[str]:
 
 
 def load_suite(name: str) -> Suite:
-    """Read a suite by name, or from the path of a ``.toml`` file.
-
-    Raises
-    ------
-    ValueError
-        There is no such suite.
-    DataError
-        The file is not a suite.
-    """
+    """Read a suite by name, or from the path of a ``.toml`` file."""
     path = Path(name)
     if not name.endswith(".toml"):
         path = _FOLDER / f"{one_of('bench', 'suite', name, suite_names())}.toml"
@@ -122,17 +106,12 @@ def _suite(name: str, body: Mapping[str, Any]) -> Suite:
     first = _part(name, body, None)
     more = [_part(name, part, first) for part in body.get("part", ())]
     return Suite(
-        name=name,
-        title=str(body.get("title", name)),
-        about=str(body.get("about", "")),
+        name=name, title=str(body.get("title", name)), about=str(body.get("about", "")),
         device=one_of("bench", "device", body.get("device", "cuda"), ("cuda", "cpu")),
-        tf32=bool(body.get("tf32", True)),
-        rounds=int(body.get("rounds", 1)),
-        parts=(first, *more),
+        tf32=bool(body.get("tf32", True)), rounds=int(body.get("rounds", 1)), parts=(first, *more),
         ladders=tuple(_ladder(ladder) for ladder in body.get("ladder", ())),
-        published=tuple(body.get("published", ())),
-        generate=body.get("generate", {}),
-    )
+        published=tuple(body.get("published", ())), generate=body.get("generate", {}),
+    )  # fmt: skip
 
 
 def _known(where: str, body: Mapping[str, Any], fields: set[str]) -> None:
@@ -160,31 +139,31 @@ def _part(suite: str, body: Mapping[str, Any], default: Part | None) -> Part:
     base = default or Part((), ())
     if default is not None:
         _known(f"a part of suite {suite}", body, _PART_FIELDS)
+    lists = {
+        field: tuple(body.get(key, getattr(base, field)))
+        for field, key in [(name, name) for name in _LISTS] + [("orders", "reorder")]
+    }
     slowest = body.get("slowest", base.slowest)
     part = replace(
         base,
-        matrices=tuple(body.get("matrices", base.matrices)),
-        n=tuple(int(n) for n in body.get("n", base.n)),
-        dtypes=tuple(body.get("dtypes", base.dtypes)),
+        **lists,
         weighted=one_of("bench", "weighted", body.get("weighted", base.weighted), WEIGHTS),
         op=one_of("bench", "op", body.get("op", base.op), OPS),
         reduce=reduce_name("bench", body.get("reduce", base.reduce)),
-        orders=tuple(body.get("reorder", base.orders)),
-        layouts=tuple(body.get("layouts", base.layouts)),
-        systems=tuple(body.get("systems", base.systems)),
-        baselines=tuple(body.get("baselines", base.baselines)),
-        yardstick=tuple(body.get("yardstick", base.yardstick)),
         slowest=None if slowest is None else float(slowest),
     )
-    for dtype in part.dtypes:
-        one_of("bench", "dtypes", dtype, DTYPES)
-    for layout in part.layouts:
-        one_of("bench", "layouts", layout, LAYOUTS)
-    for baseline in part.yardstick:
-        one_of("bench", "yardstick", baseline, BASELINES)
-    for order in part.orders:
-        one_of("bench", "reorder", order, ORDERS)
+    check_names(
+        dtypes=(part.dtypes, DTYPES), layouts=(part.layouts, LAYOUTS),
+        yardstick=(part.yardstick, BASELINES), reorder=(part.orders, ORDERS),
+    )  # fmt: skip
     return part
+
+
+def check_names(**lists: tuple[Iterable[object], Iterable[str]]) -> None:
+    """Raise for a name of a list that is not among its allowed ones."""
+    for argument, (given, allowed) in lists.items():
+        for name in given:
+            one_of("bench", argument, name, allowed)
 
 
 def _ladder(body: Mapping[str, Any]) -> Mapping[str, Any]:

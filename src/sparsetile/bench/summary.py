@@ -23,13 +23,10 @@ def summary_data(
     """Return the summary as plain data, for ``--json``."""
     groups = summarise(attach_baselines(records))
     return {
-        "schema": 1,
-        "groups": [group.as_dict() for group in groups],
-        "skipped": _skipped(records),
-        "left_out": list(left_out),
-        "troubles": list(troubles),
+        "schema": 1, "groups": [group.as_dict() for group in groups], "skipped": _skipped(records),
+        "left_out": list(left_out), "troubles": list(troubles),
         "not_run": [entry.key for entry in not_run],
-    }
+    }  # fmt: skip
 
 
 def _skipped(records: Sequence[Record]) -> list[dict[str, Any]]:

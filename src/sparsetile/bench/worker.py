@@ -52,15 +52,12 @@ class Worker:
             return {"status": "skipped", "reason": _one_line(error)}
         csr = operands.csr
         fields: dict[str, Any] = {
-            "matrix_hash": self.bench.hash,
-            "rows": csr.shape[0],
-            "cols": csr.shape[1],
-            "nnz": csr.nnz,
-            "weighted": csr.values is not None,
-        }
+            "matrix_hash": self.bench.hash, "rows": csr.shape[0], "cols": csr.shape[1],
+            "nnz": csr.nnz, "weighted": csr.values is not None,
+        }  # fmt: skip
         try:
             ready = prepare(entry, operands, self.bench)
-            result = _as_tensor(ready.run())
+            result = torch.as_tensor(ready.run())
         except UnsupportedError as error:
             return {**fields, "status": "skipped", "reason": _one_line(error)}
         except NotImplementedError as error:
@@ -70,14 +67,10 @@ class Worker:
         error_found = judge(operands, result, tf32=ready.uses_tf32).as_record()
         del result
         fields |= {
-            "reorder": ready.reorder,
-            "chosen": ready.chosen,
-            "choices": dict(ready.choices),
-            "planning": ready.planning,
-            "format_bytes": ready.format_bytes,
-            "error": error_found,
+            "reorder": ready.reorder, "chosen": ready.chosen, "choices": dict(ready.choices),
+            "planning": ready.planning, "format_bytes": ready.format_bytes, "error": error_found,
             "tf32": ready.uses_tf32,
-        }
+        }  # fmt: skip
         if error_found["worst"] > 1:
             why = error_found.get("why") or f"error is {error_found['worst']:.3g} times the bound"
             return {**fields, "status": "wrong", "reason": why}
@@ -87,9 +80,6 @@ class Worker:
         budget = float(entry.get("budget", 0.008))
         samples = time_product(ready.run, self.device, budget=budget)
         fields["samples"] = samples.as_dict()
-        if entry.get("cold") and self.device.type == "cuda":
-            cold = time_product(ready.run, self.device, budget=budget, cold=True)
-            fields["cold"] = cold.summary()
         # The same for every system, so the driver passes on the first result.
         floor = entry.get("floor") or self.bench.floor(operands, entry["weights"])
         fields |= {
@@ -144,10 +134,6 @@ def judge(operands: Operands, result: torch.Tensor, *, tf32: bool = False) -> Ve
     return check_product(
         csr, B, result, reduce=operands.reduce, tf32=tf32, out_dtype=operands.result_dtype
     )
-
-
-def _as_tensor(result: Any) -> torch.Tensor:
-    return result if isinstance(result, torch.Tensor) else torch.as_tensor(result)
 
 
 def _one_line(error: BaseException) -> str:

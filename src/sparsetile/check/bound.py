@@ -45,31 +45,16 @@ _FP8_SUMS = 2.0**-10
 
 
 def error_bound(
-    result: Tensor,
-    magnitude: Tensor,
-    terms: Tensor | int,
-    *,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype | None = None,
-    tf32: bool = False,
-    worst_case: bool = False,
-) -> Tensor:
+    result: Tensor, magnitude: Tensor, terms: Tensor | int, *, dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None, tf32: bool = False, worst_case: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the largest |C - result| of a correct product, element by element.
 
-    Parameters
-    ----------
-    result, magnitude : Tensor, float64
-        From :func:`sparsetile.check.reference.reference`.
-    terms : Tensor or int
-        Products in each sum, such that it broadcasts to ``result``; 1 for max and min.
-    dtype : torch.dtype
-        Type of A and B. Sums are kept in float64 for float64, else in float32.
-    out_dtype : torch.dtype, optional
-        Type of C; ``dtype`` by default.
-    tf32 : bool
-        Whether float32 operands may have been rounded to TF32.
-    worst_case : bool
-        Whether the bound must hold for every input instead of random ones. See above.
+    ``result`` and ``magnitude`` come from :func:`sparsetile.check.reference.reference`; ``terms``
+    are the products in each sum, such that they broadcast (1 for max and min). ``dtype`` is that of
+    A and B, ``out_dtype`` that of C, the same by default. ``tf32``: float32 operands may have been
+    rounded to TF32. ``worst_case``: the bound must hold for every input instead of random ones, see
+    above.
     """
     accumulator = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32)
     count = torch.as_tensor(terms, dtype=torch.float64, device=result.device)

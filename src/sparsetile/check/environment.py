@@ -23,13 +23,7 @@ def core_count() -> int:
 
 
 def gpu_slug(name: str) -> str:
-    """Return a GPU's name as a folder: ``NVIDIA H200`` -> ``h200``.
-
-    Parameters
-    ----------
-    name : str
-        What the driver calls the GPU.
-    """
+    """Return a GPU's name as a folder: ``NVIDIA H200`` -> ``h200``."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     return "-".join(word for word in words if word not in _FILLER) or "gpu"
 
@@ -39,11 +33,8 @@ def driver_version() -> str | None:
     try:
         asked = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
         return asked.stdout.split("\n")[0].strip() or None
     except (OSError, subprocess.SubprocessError):
         pass

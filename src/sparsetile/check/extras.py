@@ -15,15 +15,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def report_package(function: str, name: str) -> ModuleType:
-    """Import a module of the extra ``[report]``, or raise an error that names the extra.
-
-    Parameters
-    ----------
-    function : str
-        Of the user's command, for the error.
-    name : str
-        Module, such as ``matplotlib.figure``.
-    """
+    """Import a module of the extra ``[report]``, or raise an error that names the extra."""
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)

@@ -41,28 +41,16 @@ _SAMPLE_COLUMNS = 256
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of a check.
+    """Outcome of a check."""
 
-    Attributes
-    ----------
-    worst : float
-        Largest error in units of its bound: at most 1 if the product is correct, 1e30 if the shape
-        is wrong or an element is not finite and should be.
-    max_abs : float
-        Largest error.
-    rows_checked, rows : int
-    columns_checked : int or None
-        None if all columns were checked.
-    why : str
-        What is wrong if ``worst`` is 1e30.
-    """
-
+    # Largest error in units of its bound: at most 1 if the product is correct, 1e30 if the shape is
+    # wrong or an element is not finite and should be.
     worst: float
-    max_abs: float
+    max_abs: float  # largest error
     rows_checked: int
     rows: int
-    columns_checked: int | None = None
-    why: str = ""
+    columns_checked: int | None = None  # None if all columns were checked
+    why: str = ""  # what is wrong if ``worst`` is 1e30
 
     @property
     def ok(self) -> bool:
@@ -84,47 +72,22 @@ class Verdict:
         """Return the ``error`` object of a benchmark record."""
         sampled = {} if self.columns_checked is None else {"columns_checked": self.columns_checked}
         return {
-            "worst": self.worst,
-            "max_abs": self.max_abs,
-            "rows_checked": self.rows_checked,
-            **sampled,
-            "full": self.full,
-            **({"why": self.why} if self.why else {}),
-        }
+            "worst": self.worst, "max_abs": self.max_abs, "rows_checked": self.rows_checked,
+            **sampled, "full": self.full, **({"why": self.why} if self.why else {}),
+        }  # fmt: skip
 
 
 def check_product(
-    csr: CSR,
-    B: Tensor,
-    C: Tensor,
-    *,
-    reduce: str = "sum",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-    worst_case: bool = False,
-    limit: int | None = CHECKED_ELEMENTS,
-    seed: int = 0,
-) -> Verdict:
-    """Compare C with the product of A and B in float64.
+    csr: CSR, B: Tensor, C: Tensor, *, reduce: str = "sum", tf32: bool = False,
+    out_dtype: torch.dtype | None = None, worst_case: bool = False,
+    limit: int | None = CHECKED_ELEMENTS, seed: int = 0,
+) -> Verdict:  # fmt: skip
+    """Compare C with the product of A, its values rounded to B's type, and B in float64.
 
-    Parameters
-    ----------
-    csr : CSR
-        A, on any device. Its values are rounded to B's type first.
-    B : Tensor [K, N]
-    C : Tensor [M, N]
-        The product to judge.
-    reduce : {"sum", "mean", "max", "min"}
-    tf32 : bool
-        Whether float32 operands may have been rounded to TF32.
-    out_dtype : torch.dtype, optional
-        Type to which results were rounded; C's own by default.
-    worst_case : bool
-        Use the bound that holds for every input, not only for random ones.
-    limit : int, optional
-        Check a sample if (entries + rows) · N exceeds this. None checks everything.
-    seed : int
-        Of the sample.
+    ``tf32``: float32 operands may have been rounded to TF32. ``out_dtype``: the type to which
+    results were rounded, C's own by default. ``worst_case``: use the bound that holds for every
+    input. A sample, by ``seed``, is checked if (entries + rows) · N exceeds ``limit``; None checks
+    everything.
     """
     csr, C = csr.to(B.device), C.detach().to(B.device)
     expected = (csr.shape[0], B.shape[1])
@@ -154,20 +117,10 @@ def check_product(
 
 
 def check_sddmm(
-    csr: CSR,
-    G: Tensor,
-    B: Tensor,
-    found: Tensor,
-    *,
-    tf32: bool = False,
-    worst_case: bool = False,
-    limit: int | None = CHECKED_ELEMENTS,
-    seed: int = 0,
-) -> Verdict:
-    """Compare one number per entry of A with the dot products G[i]·B[j] in float64.
-
-    The parameters are those of :func:`check_product`; ``found`` is [nnz].
-    """
+    csr: CSR, G: Tensor, B: Tensor, found: Tensor, *, tf32: bool = False, worst_case: bool = False,
+    limit: int | None = CHECKED_ELEMENTS, seed: int = 0,
+) -> Verdict:  # fmt: skip
+    """Compare one number per entry of A with the dot products G[i]·B[j] in float64."""
     csr, found = csr.to(B.device), found.detach().to(B.device)
     if tuple(found.shape) != (csr.nnz,):
         return _failed(csr, f"shape {tuple(found.shape)} instead of {(csr.nnz,)}")

@@ -31,21 +31,11 @@ _RAMP = ("#a8d5e8", "#5fa8d3", "#2f6db3", "#27408b", "#1b1147")
 
 
 def density_grid(csr: CSR, longest: int, *, flattest: float = 0.0) -> torch.Tensor:
-    """Count the entries in each cell of a grid laid over the matrix.
+    """Count the entries in each cell of a grid laid over the matrix, int64.
 
-    Parameters
-    ----------
-    csr : CSR
-    longest : int
-        Cells along the longer side; the shorter side gets its share. A side never gets more cells
-        than it has rows or columns.
-    flattest : float
-        The shorter side gets this share of ``longest`` at least, so that it stays visible.
-
-    Returns
-    -------
-    Tensor [grid rows, grid columns], int64
-        Sums to nnz.
+    The longer side has ``longest`` cells; the shorter side its share, and ``flattest`` of
+    ``longest`` at least, so that it stays visible. A side never gets more cells than it has rows or
+    columns.
     """
     rows, columns = csr.shape
     side = max(rows, columns, 1)
@@ -92,13 +82,10 @@ def _draw_entries(figure: Any, axes: Any, csr: CSR) -> None:
     high = math.ceil(math.log10(float(shown.max()))) if csr.nnz else 0
     low = min(math.floor(math.log10(float(shown.min()))) if csr.nnz else -1, high - 1)
     image = axes.imshow(
-        shown,
-        norm=LogNorm(vmin=10.0**low, vmax=10.0**high),
-        cmap=LinearSegmentedColormap.from_list("density", _RAMP),
-        interpolation="nearest",
-        extent=(0, max(columns, 1), max(rows, 1), 0),
-        aspect="auto",
-    )
+        shown, norm=LogNorm(vmin=10.0**low, vmax=10.0**high),
+        cmap=LinearSegmentedColormap.from_list("density", _RAMP), interpolation="nearest",
+        extent=(0, max(columns, 1), max(rows, 1), 0), aspect="auto",
+    )  # fmt: skip
     axes.set_facecolor("white")
     shape = max(rows, 1) / max(columns, 1)
     axes.set_box_aspect(min(max(shape, _FLATTEST), 1 / _FLATTEST))
@@ -181,16 +168,8 @@ def _draw_tiles(figure: Any, tiled: Sequence[TileStats]) -> None:
 def draw(csr: CSR, found: dict[str, Any], name: str, path: str | os.PathLike[str]) -> None:
     """Draw a matrix to a file: its entries, row lengths, shared columns and each format's tiles.
 
-    Parameters
-    ----------
-    csr : CSR
-        On the CPU.
-    found : dict
-        Measures of the matrix: ``density, histogram, row_lengths, windows``.
-    name : str
-        For the heading.
-    path : path-like
-        ``.png``, ``.pdf`` or ``.svg``.
+    ``found`` has its measures: ``density, histogram, row_lengths, windows``; ``name`` is for the
+    heading.
     """
     agg = report_package("inspect", "matplotlib.backends.backend_agg")
     figure = report_package("inspect", "matplotlib.figure").Figure(
@@ -212,10 +191,6 @@ def draw(csr: CSR, found: dict[str, Any], name: str, path: str | os.PathLike[str
     _draw_tiles(below, [tile_stats(sample, *shape) for shape in TILES])
     figure.suptitle(
         f"{name}: {rows:,} x {columns:,}, {csr.nnz:,} entries, density {found['density']:.2g}",
-        x=0.01,
-        ha="left",
-        fontsize=13,
-        fontweight="bold",
-        color=_INK,
-    )
+        x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK,
+    )  # fmt: skip
     figure.savefig(path)

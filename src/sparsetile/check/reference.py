@@ -21,31 +21,15 @@ CHUNK_ELEMENTS = 2**24
 
 
 def reference(
-    csr: CSR,
-    B: Tensor,
-    reduce: str = "sum",
-    rows: Tensor | None = None,
+    csr: CSR, B: Tensor, reduce: str = "sum", rows: Tensor | None = None,
     columns: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the product of A and B in float64, and the magnitude that bounds its rounding error.
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return A·B in float64 on B's device, and the magnitude that bounds its rounding error.
 
-    Parameters
-    ----------
-    csr : CSR
-        A, on any device. A matrix without values has ones.
-    B : Tensor [K, N]
-        Of any type that a plan takes.
-    reduce : {"sum", "mean", "max", "min"}
-        Empty rows give 0.
-    rows, columns : Tensor [R], [S], int64, optional
-        Rows and columns of the product to compute; all of them by default.
-
-    Returns
-    -------
-    result, magnitude : Tensor [R, S], float64
-        On B's device. ``magnitude`` is |A||B| for a sum, divided by the row length for a mean. For
-        max and min it is |result|: rounding keeps the order of products, so the result is the
-        rounded extremum.
+    A matrix without values has ones; empty rows give 0. ``rows`` and ``columns`` choose those of
+    the product to compute. ``magnitude`` is |A||B| for a sum, divided by the row length for a mean.
+    For max and min it is |result|: rounding keeps the order of products, so the result is the
+    rounded extremum.
     """
     csr, B = csr.to(B.device), _as_bytes(B.detach())
     dtype = B.dtype if B.dtype is not torch.uint8 else FP8
@@ -79,22 +63,9 @@ def reference(
 def dot_products(
     csr: CSR, G: Tensor, B: Tensor, rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return SDDMM in float64: G[i]·B[j] for each entry (i, j) of A's pattern.
+    """Return SDDMM in float64: G[i]·B[j] for each entry (i, j) of A's pattern, or of some rows.
 
-    Parameters
-    ----------
-    csr : CSR
-    G : Tensor [M, N]
-    B : Tensor [K, N]
-    rows : Tensor [R], int64, optional
-        Rows of A whose entries are computed; all by default.
-
-    Returns
-    -------
-    entries : Tensor [E], int64
-        Places of the entries in A.
-    result, magnitude : Tensor [E], float64
-        The dot products, and the same of absolute values.
+    Returns the entries' places in A, the dot products, and the same of absolute values.
     """
     csr, G, B = csr.to(B.device), G.detach(), B.detach()
     chosen = torch.arange(csr.shape[0], device=B.device) if rows is None else rows.to(B.device)
@@ -110,32 +81,15 @@ def dot_products(
 
 
 def attended(
-    csr: CSR,
-    messages: Tensor,
-    of_source: Tensor,
-    of_target: Tensor | None,
-    slope: float,
-    counts: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
+    csr: CSR, messages: Tensor, of_source: Tensor, of_target: Tensor | None, slope: float,
+    counts: Tensor | None = None, scales: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return graph attention in float64: messages weighted by a softmax over A's rows.
 
-    Differentiable. For small matrices: all terms are in memory at once.
-
-    Parameters
-    ----------
-    csr : CSR [targets, sources]
-    messages : Tensor [sources, heads, width]
-    of_source, of_target : Tensor [nodes, heads]
-        Terms of the scores before the leaky ReLU of ``slope``.
-    counts : Tensor [entries], optional
-        Parallel edges that each entry stands for.
-    scales : Tensor [entries, heads], optional
-        Factors of messages in place of the counts.
-
-    Returns
-    -------
-    Tensor [targets, heads * width], float64
+    Differentiable. For small matrices: all terms are in memory at once. ``messages`` are [sources,
+    heads, width]; ``of_source`` and ``of_target`` [nodes, heads] are terms of the scores before the
+    leaky ReLU of ``slope``. ``counts``: parallel edges that each entry stands for. ``scales``
+    [entries, heads]: factors of messages in place of the counts.
     """
     target, source = csr.row_ids(), csr.indices.long()
     raw = of_source.double()[source]

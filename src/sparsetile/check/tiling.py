@@ -16,17 +16,9 @@ from sparsetile.formats.column_pairs import window_pairs
 from sparsetile.intake.csr import CSR
 
 __all__ = [
-    "TILES",
-    "WINDOWS",
-    "Sample",
-    "TileStats",
-    "length_bins",
-    "sample_pairs",
-    "sample_rows",
-    "sharing",
-    "take_rows",
-    "tile_stats",
-]
+    "TILES", "WINDOWS", "Sample", "TileStats", "length_bins", "sample_pairs", "sample_rows",
+    "sharing", "take_rows", "tile_stats",
+]  # fmt: skip
 
 # Tile of each format: (name, rows of a window, columns of a tile, condensed or not).
 TILES: tuple[tuple[str, int, int, bool], ...] = (
@@ -46,12 +38,7 @@ _FILL_CELLS = (120, 160)
 
 
 def length_bins(lengths: torch.Tensor) -> list[dict[str, int]]:
-    """Return row counts by length: 0, 1, 2-3, 4-7, and so on; bins below the shortest row omitted.
-
-    Parameters
-    ----------
-    lengths : Tensor [M], int64
-    """
+    """Return row counts by length: 0, 1, 2-3, 4-7, and so on, from the shortest row on."""
     longest = int(lengths.max()) if lengths.numel() else 0
     edges = [0, 1]
     while edges[-1] <= longest:
@@ -83,16 +70,10 @@ class Sample:
 
 def take_rows(csr: CSR, order: NDArray[np.int64]) -> Sample:
     """Take the entries of the rows named in ``order``, in that order."""
-    indptr = csr.indptr.numpy()
-    lengths = np.diff(indptr)[order]
-    total = int(lengths.sum())
-    starts = indptr[order] - (np.cumsum(lengths) - lengths)
-    entries = np.repeat(starts, lengths) + np.arange(total)
+    part, _ = csr.with_values(None).select_rows(torch.from_numpy(order))
+    share = part.nnz / csr.nnz if csr.nnz else 1.0
     return Sample(
-        np.repeat(np.arange(order.size), lengths),
-        csr.indices.numpy()[entries].astype(np.int64),
-        csr.shape[1],
-        total / csr.nnz if csr.nnz else 1.0,
+        part.row_ids().numpy(), part.indices.numpy().astype(np.int64), csr.shape[1], share
     )
 
 
@@ -128,31 +109,16 @@ def sharing(sample: Sample) -> dict[int, float]:
 
 @dataclass(frozen=True, eq=False)
 class TileStats:
-    """How a format tiles a matrix.
+    """How a format tiles a matrix."""
 
-    Attributes
-    ----------
-    name : str
-        Of the format.
-    tiles : int
-        Of the whole matrix; estimated if only a sample was tiled.
-    mean_entries : float
-        Per tile.
-    fill : float
-        Share of tile cells with an entry.
-    fills : array [at most 120, at most 160], float64
-        Windows from top to bottom, tiles from left to right: mean fill of the tiles in a cell; NaN
-        without a tile.
-    partial : bool
-        Whether only a sample was tiled.
-    """
-
-    name: str
-    tiles: int
-    mean_entries: float
-    fill: float
+    name: str  # of the format
+    tiles: int  # of the whole matrix; estimated if only a sample was tiled
+    mean_entries: float  # per tile
+    fill: float  # share of tile cells with an entry
+    # array [at most 120, at most 160], float64: windows from top to bottom, tiles from left to
+    # right: mean fill of the tiles in a cell; NaN without a tile.
     fills: NDArray[np.float64]
-    partial: bool
+    partial: bool  # whether only a sample was tiled
 
 
 def tile_stats(sample: Sample, name: str, window: int, width: int, condensed: bool) -> TileStats:
@@ -171,13 +137,9 @@ def tile_stats(sample: Sample, name: str, window: int, width: int, condensed: bo
     keys, counts = np.unique(owner * span + slot, return_counts=True)
     fill = counts / (window * width)
     return TileStats(
-        name,
-        round(keys.size / sample.share),
-        float(counts.mean()),
-        float(fill.mean()),
-        _fill_grid(keys // span, keys % span, fill),
-        sample.partial,
-    )
+        name, round(keys.size / sample.share), float(counts.mean()), float(fill.mean()),
+        _fill_grid(keys // span, keys % span, fill), sample.partial,
+    )  # fmt: skip
 
 
 def _slots(windows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,8 +12,6 @@ import typer
 from rich.console import Console
 
 from sparsetile.cli.console import note, note_some, print_json, print_text
-from sparsetile.cli.gnn import GNN, refuse_options, run_gnn_suite
-from sparsetile.cli.llm import LLM, run_llm_suite
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 
@@ -38,18 +36,6 @@ def _numbers(texts: list[str] | None) -> list[int]:
     return found
 
 
-def _shares(texts: list[str] | None) -> list[float]:
-    found = []
-    for name in _names(texts):
-        try:
-            found.append(float(name))
-        except ValueError:
-            raise value_error(
-                "bench", "--sparsity", "numbers", repr(name), "Write --sparsity 0.8,0.9"
-            ) from None
-    return found
-
-
 def _seconds(option: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise value_error("bench", option, "seconds above 0", value, f"Write {option} 120")
@@ -58,8 +44,7 @@ def _seconds(option: str, value: float) -> float:
 
 def bench(
     suite: Annotated[
-        str | None,
-        typer.Argument(help="Suite's name or .toml file; --list shows them."),
+        str | None, typer.Argument(help="Suite's name or .toml file; --list shows them.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of matrix files (.npz, .mtx, .mtx.gz).")
@@ -85,14 +70,12 @@ def bench(
         ),
     ] = None,
     layout: Annotated[
-        list[str] | None,
-        typer.Option(help="rows, linear (B = X.T, C = Y.T); comma-separated."),
+        list[str] | None, typer.Option(help="rows, linear (B = X.T, C = Y.T); comma-separated.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto (the suite's own), cuda or cpu.")] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Records file; what it holds is not measured again.")
     ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Also time with a cold L2.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Measure failed entries again.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds an entry may take.")] = 120.0,
     time_limit: Annotated[
@@ -106,19 +89,6 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option(help="Compare two records files instead of measuring."),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Of the gnn suite: 500 on a GPU, 10 on the host.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Networks of the gnn suite, such as gcn2-256; of the llm suite layers, prefill, "
-            "prefill-sparse, decode; comma-separated."
-        ),
-    ] = None,
-    sparsity: Annotated[
-        list[str] | None, typer.Option(help="Of the llm suite: 0.8,0.9,0.95, say.")
-    ] = None,
     list_suites: Annotated[bool, typer.Option("--list", help="List the suites.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -128,62 +98,24 @@ def bench(
         return
     if compare is not None:
         raise typer.Exit(_compare(compare[0], compare[1], as_json))
+    narrowed = {
+        "systems": _names(systems), "n": _numbers(n), "dtypes": _names(dtype),
+        "matrices": _names(matrices), "weighted": weights, "op": op, "reduce": reduce,
+        "orders": _names(reorder), "layouts": _names(layout),
+    }  # fmt: skip
     limit = None if time_limit is None else _seconds("--time-limit", time_limit)
-    if suite == GNN:
-        refuse_options(
-            {"-n": n, "--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
-             "--cold": cold, "--sparsity": sparsity}
-        )  # fmt: skip
-        chosen = {
-            "graphs": _names(matrices), "settings": _names(settings), "dtypes": _names(dtype),
-            "paths": _names(systems), "orders": _names(reorder),
-        }  # fmt: skip
-        words = _command_line(sys.argv[1:])
-        more = {"retry": retry, "time_limit": limit, "commit": commit, "command": words}
-        asked = _chosen_device(device, "cuda")
-        raise typer.Exit(run_gnn_suite(asked, epochs, chosen, data, out, more, as_json))
-    if suite == LLM:
-        refuse_options(
-            {"--weights": weights, "--op": op, "--reduce": reduce, "--layout": layout,
-             "--cold": cold, "--data": data, "--systems": systems, "--reorder": reorder,
-             "--epochs": epochs, "--retry": retry}, LLM
-        )  # fmt: skip
-        chosen_llm: dict[str, list[Any]] = {
-            "dtype": _names(dtype), "parts": _names(settings), "projections": _names(matrices),
-            "sparsities": _shares(sparsity), "tokens": _numbers(n),
-        }  # fmt: skip
-        asked, words = _chosen_device(device, "cuda"), _command_line(sys.argv[1:])
-        raise typer.Exit(run_llm_suite(asked, chosen_llm, out, words, as_json, limit))
-    others = {"--epochs": epochs, "--settings": settings, "--sparsity": sparsity}
-    refuse_options(others, suite or "none")
-    narrowed: dict[str, Any] = {
-        "systems": _names(systems),
-        "n": _numbers(n),
-        "dtypes": _names(dtype),
-        "matrices": _names(matrices),
-        "weighted": weights,
-        "op": op,
-        "reduce": reduce,
-        "orders": _names(reorder),
-        "layouts": _names(layout),
-    }
     run = {
-        "cold": cold,
-        "retry": retry,
-        "timeout": _seconds("--timeout", timeout),
-        "time_limit": limit,
+        "retry": retry, "timeout": _seconds("--timeout", timeout), "time_limit": limit,
         "commit": commit,
-    }
+    }  # fmt: skip
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
 
 
 def _list_suites() -> None:
-    from sparsetile.bench import gnn, llm
     from sparsetile.bench.suites import load_suite, suite_names
 
-    titles = {name: load_suite(name).title for name in suite_names()}
-    for name, title in (titles | {GNN: gnn.TITLE, LLM: llm.TITLE}).items():
-        print_text(f"{name:12s} {title}")
+    for name in suite_names():
+        print_text(f"{name:12s} {load_suite(name).title}")
 
 
 def _command_line(words: list[str]) -> str:
@@ -221,21 +153,16 @@ def _chosen_device(asked: str, suite_device: str) -> str:
 
 
 def _run(
-    name: str | None,
-    data: Path | None,
-    asked_device: str,
-    out: Path | None,
-    narrowed: dict[str, Any],
-    run: dict[str, Any],
-    as_json: bool,
-) -> int:
+    name: str | None, data: Path | None, asked_device: str, out: Path | None,
+    narrowed: dict[str, Any], run: dict[str, Any], as_json: bool,
+) -> int:  # fmt: skip
     from sparsetile.bench.driver import Options, run_suite
     from sparsetile.bench.expansion import expand
     from sparsetile.bench.record import read_records
     from sparsetile.bench.suites import load_suite, suite_names
     from sparsetile.bench.summary import summary_data, summary_lines
 
-    known = [*suite_names(), GNN, LLM]
+    known = suite_names()
     if name is None:
         raise value_error("bench", "SUITE", f"one of {known}", "nothing", "Name a suite")
     suite = load_suite(name if name.endswith(".toml") else one_of("bench", "suite", name, known))

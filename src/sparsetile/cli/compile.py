@@ -54,16 +54,12 @@ def _compile(job: _Job) -> dict[str, Any]:
     except CompileError as refused:
         error = str(refused)
     return {
-        "kernel": spec.name,
-        "arch": arch,
-        "label": source.label,
-        "ok": found is not None,
-        "error": error,
-        "from_cache": found is not None and found.from_cache,
+        "kernel": spec.name, "arch": arch, "label": source.label, "ok": found is not None,
+        "error": error, "from_cache": found is not None and found.from_cache,
         "seconds": 0.0 if found is None else found.seconds,
         "cubin_bytes": 0 if found is None else len(found.cubin),
         **({} if found is None else asdict(found.resources)),
-    }
+    }  # fmt: skip
 
 
 def _spill_bytes(row: Mapping[str, Any]) -> int:
@@ -111,15 +107,11 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def _each(row: Mapping[str, Any]) -> list[str]:
     """One row a configuration."""
     return [
-        row["label"],
-        row["arch"],
-        "yes" if row["from_cache"] else "no",
-        str(row.get("registers", "-")),
-        str(_spill_bytes(row)),
-        str(row.get("static_shared_bytes", "-")),
-        f"{row['seconds']:.2f}",
+        row["label"], row["arch"], "yes" if row["from_cache"] else "no",
+        str(row.get("registers", "-")), str(_spill_bytes(row)),
+        str(row.get("static_shared_bytes", "-")), f"{row['seconds']:.2f}",
         "ok" if row["ok"] else "FAILED",
-    ]
+    ]  # fmt: skip
 
 
 def compile_kernels(
@@ -132,12 +124,11 @@ def compile_kernels(
             f"{', '.join(ARCHITECTURES)} without one.",
         ),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every kernel (also when --kernel is omitted).")
-    ] = False,
     kernel: Annotated[
         list[str] | None,
-        typer.Option("--kernel", metavar="NAME", help="Only this kernel; may be repeated."),
+        typer.Option(
+            "--kernel", metavar="NAME", help="Only this kernel; may be repeated. All when omitted."
+        ),
     ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, metavar="N", help="Threads; 0 means one per core.")
@@ -152,10 +143,6 @@ def compile_kernels(
     Exit code 1 when the compiler refuses a kernel. Spills of another NVRTC are reported: such a
     kernel is slower, not wrong.
     """
-    if everything and kernel:
-        raise value_error(
-            "compile", "--kernel", "omitted with --all", ", ".join(kernel), "Give one of the two"
-        )
     names = [one_of("compile", "--kernel", name, KERNELS) for name in kernel or KERNELS]
     missing = compiler_available()
     if missing is not None:

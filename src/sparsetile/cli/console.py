@@ -32,16 +32,9 @@ from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "activity",
-    "note",
-    "note_some",
-    "print_json",
-    "print_table",
-    "print_text",
-    "printable",
-    "progress_bar",
-    "usable_streams",
-]
+    "activity", "note", "note_some", "print_json", "print_table", "print_text", "printable",
+    "progress_bar", "usable_streams",
+]  # fmt: skip
 
 # Tables keep their natural width in a pipe: readers of logs need whole cells.
 _PIPE_WIDTH = 1000
@@ -138,22 +131,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    right: Sequence[str] = (),
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
-    """Write a table to stdout.
-
-    Parameters
-    ----------
-    columns : sequence of str
-        Headings.
-    rows : sequence of sequences of str
-        Cells; markup is not interpreted.
-    right : sequence of str
-        Headings of the columns that are aligned to the right.
-    """
+    """Write a table to stdout; columns named in ``right`` are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -198,12 +178,9 @@ def progress_bar(text: str, total: int) -> Iterator[Any]:
     """Show a bar on stderr; yields a function that advances it by one."""
     shown = sys.stderr.isatty()
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(),
-    )
+    )  # fmt: skip
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task(text, total=total)

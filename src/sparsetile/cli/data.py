@@ -33,35 +33,22 @@ def list_matrices(data: Data = None, as_json: Json = False) -> int:
         print_json(
             [
                 {
-                    "name": entry.name,
-                    "path": str(entry.path),
-                    "rows": entry.rows,
-                    "columns": entry.cols,
-                    "entries": entry.nnz,
-                    "kind": entry.kind,
-                    "core": entry.core,
-                    "problem": entry.problem or None,
+                    "name": entry.name, "path": str(entry.path), "rows": entry.rows,
+                    "columns": entry.cols, "entries": entry.nnz, "problem": entry.problem or None,
                 }
                 for entry in entries
             ]
-        )
+        )  # fmt: skip
         return 0
     if not entries:
         note(f"sparsetile: no matrices in {data or settings.data_dir()}")
         return 0
     print_table(
-        ("name", "rows", "columns", "entries", "kind", "core"),
+        ("name", "rows", "columns", "entries", ""),
         [
-            [entry.name, "-", "-", "-", f"unreadable: {entry.problem}", ""]
+            [entry.name, "-", "-", "-", f"unreadable: {entry.problem}"]
             if entry.problem
-            else [
-                entry.name,
-                str(entry.rows),
-                str(entry.cols),
-                str(entry.nnz),
-                entry.kind,
-                "yes" if entry.core else "",
-            ]
+            else [entry.name, str(entry.rows), str(entry.cols), str(entry.nnz), ""]
             for entry in entries
         ],
         right=("rows", "columns", "entries"),
@@ -80,15 +67,7 @@ def _download_bar(name: str) -> Iterator[download.Progress]:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="SuiteSparse Group/Name, or a SNAP name with --source snap."
-        ),
-    ],
-    source: Annotated[
-        str, typer.Option("--source", metavar="SITE", help="suitesparse or snap.")
-    ] = "suitesparse",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="SuiteSparse Group/Name.")],
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Folder to download into.")
     ] = None,
@@ -97,10 +76,10 @@ def fetch(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Download again.")] = False,
 ) -> int:
-    """Download a matrix from the SuiteSparse collection or SNAP; print the path of its file."""
+    """Download a matrix from the SuiteSparse collection; print the path of its file."""
     with _download_bar(name) as progress:
         path = download.fetch(
-            name, source=source, base_url=base_url, directory=data, force=force, progress=progress
+            name, base_url=base_url, directory=data, force=force, progress=progress
         )
     print_text(str(path))
     return 0

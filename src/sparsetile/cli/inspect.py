@@ -22,16 +22,13 @@ def _print(name: str, found: dict[str, Any]) -> None:
     lengths, bandwidth = found["row_lengths"], found["bandwidth"]
     quantiles = ", ".join(f"{key} {value}" for key, value in lengths.items() if key != "mean")
     rows = [
-        ["shape", f"{found['shape'][0]} x {found['shape'][1]}"],
-        ["entries", str(found["nnz"])],
-        ["density", f"{found['density']:.3g}"],
-        ["values", found["values"]],
-        ["empty rows", str(found["empty_rows"])],
-        ["empty columns", str(found["empty_columns"])],
+        ["shape", f"{found['shape'][0]} x {found['shape'][1]}"], ["entries", str(found["nnz"])],
+        ["density", f"{found['density']:.3g}"], ["values", found["values"]],
+        ["empty rows", str(found["empty_rows"])], ["empty columns", str(found["empty_columns"])],
         ["row lengths", f"mean {lengths['mean']:.2f}, {quantiles}"],
         ["symmetric pattern", "yes" if found["symmetric_pattern"] else "no"],
         ["bandwidth", f"{bandwidth['lower']} below, {bandwidth['upper']} above the diagonal"],
-    ]
+    ]  # fmt: skip
     print_table((name, ""), rows)
     print_text("")
     print_table(

@@ -17,24 +17,10 @@ from sparsetile.intake.csr import CSR, VALUE_DTYPES
 from sparsetile.reorder import REORDERERS
 
 __all__ = [
-    "ACTIONS",
-    "DTYPES",
-    "Action",
-    "Data",
-    "Device",
-    "Dtype",
-    "Json",
-    "Matrix",
-    "Reorder",
-    "SystemName",
-    "Tune",
-    "Width",
-    "check_output",
-    "dtype_of",
-    "load_matrix",
-    "resolve_device",
+    "ACTIONS", "DTYPES", "Action", "Data", "Device", "Dtype", "Json", "Matrix", "Reorder",
+    "SystemName", "Tune", "Width", "check_output", "dtype_of", "load_matrix", "resolve_device",
     "write_output",
-]
+]  # fmt: skip
 
 # Actions on files that the library stores.
 ACTIONS = ["show", "clear", "path"]
@@ -59,16 +45,11 @@ Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto (the GPU if any), cpu, or cuda.")
 ]
 Tune = Annotated[
-    str,
-    typer.Option("--tune", metavar="HOW", help="Choose the system by model or by measure."),
+    str, typer.Option("--tune", metavar="HOW", help="Choose the system by model or by measure.")
 ]
 Reorder = Annotated[
     str,
-    typer.Option(
-        "--reorder",
-        metavar="ORDER",
-        help=f"Row order: auto, {', '.join(REORDERERS)}.",
-    ),
+    typer.Option("--reorder", metavar="ORDER", help=f"Row order: auto, {', '.join(REORDERERS)}."),
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Folder in which names are looked up.")

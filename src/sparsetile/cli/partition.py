@@ -26,7 +26,7 @@ def partition(
         typer.Option(
             "--partition",
             metavar="NAME",
-            help="auto (equal predicted time), even, metis, or a row order such as affinity.",
+            help="auto (equal predicted time), even, or a row order such as affinity.",
         ),
     ] = "auto",
     data: Data = None,
@@ -48,24 +48,18 @@ def partition(
     rows = folder.partition.rows
     found = [
         {
-            "part": part,
-            "file": entry["name"],
-            "rows": rows[part + 1] - rows[part],
-            "entries": entry["nnz"],
-            "sha256": entry["sha256"],
+            "part": part, "file": entry["name"], "rows": rows[part + 1] - rows[part],
+            "entries": entry["nnz"], "sha256": entry["sha256"],
         }
         for part, entry in enumerate(folder.files)
-    ]
+    ]  # fmt: skip
     if as_json:
         print_json(
             {
-                "matrix": matrix,
-                "shape": list(folder.shape),
-                "nnz": folder.nnz,
-                "partition": folder.partition.name,
-                "parts": found,
+                "matrix": matrix, "shape": list(folder.shape), "nnz": folder.nnz,
+                "partition": folder.partition.name, "parts": found,
             }
-        )
+        )  # fmt: skip
     else:
         columns = ["part", "file", "rows", "entries", "sha256"]
         cells = [[str(part[name])[:16] for name in columns] for part in found]

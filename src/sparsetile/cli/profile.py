@@ -51,15 +51,9 @@ def _windows(csr: CSR) -> tuple[list[dict[str, Any]], float]:
 def profile(csr: CSR) -> dict[str, Any]:
     """Return the measures of a matrix as plain data.
 
-    Returns
-    -------
-    dict
-        ``shape, nnz, density, values, empty_rows, empty_columns, row_lengths`` (``mean`` and
-        quantiles), ``histogram`` (row counts by length), ``symmetric_pattern, bandwidth``
-        (``lower``, ``upper``: furthest entry below and above the diagonal), ``windows`` (per
-        height: distinct (window, column) pairs, and entries that share one), ``windows_share``
-        (share of the entries that were counted: below 1 for a large matrix, of which evenly spread
-        groups of rows are sampled).
+    ``bandwidth``: furthest entry below and above the diagonal. ``windows``: per height, distinct
+    (window, column) pairs and entries that share one, counted in ``windows_share`` of the entries:
+    evenly spread groups of rows of a large matrix.
     """
     rows, columns = csr.shape
     lengths = csr.row_lengths()

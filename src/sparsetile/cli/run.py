@@ -66,13 +66,8 @@ def _compulsory_bytes(plan: Plan, n: int) -> int:
 
 
 def _product(
-    name: str,
-    csr: CSR,
-    n: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    options: dict[str, Any],
-) -> dict[str, Any]:
+    name: str, csr: CSR, n: int, dtype: torch.dtype, device: torch.device, options: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Plan, multiply, check and time one matrix; return its row of the table as plain data."""
     reduce, seed = options["reduce"], options["seed"]
     started = time.perf_counter()
@@ -101,33 +96,17 @@ def _product(
     # A CPU's ceilings are not known well enough to call anything a floor.
     floor, term = plan.floor() if device.type == "cuda" else (None, None)
     return {
-        "matrix": name,
-        "shape": list(plan.shape),
-        "nnz": plan.nnz,
-        "weighted": plan.values is not None,
-        "system": plan.system,
-        "reorder": plan.reorder,
-        "n": n,
-        "dtype": str(dtype).removeprefix("torch."),
-        "tf32": tf32,
-        "reduce": reduce,
-        "device": str(device),
-        "plan_seconds": planning,
-        "seconds": seconds,
-        "p20_seconds": timing["p20"],
-        "p80_seconds": timing["p80"],
-        "timing": timing["method"],
-        "call_seconds": call,
-        "gflops": 2 * plan.nnz * n / seconds / 1e9,
-        "gbytes_per_second": _compulsory_bytes(plan, n) / seconds / 1e9,
-        "floor_seconds": floor,
-        "floor_term": term,
-        "floor_share": None if floor is None else floor / seconds,
-        "error": verdict.worst,
-        "rows_checked": verdict.rows_checked,
-        "checked": verdict.coverage,
+        "matrix": name, "shape": list(plan.shape), "nnz": plan.nnz,
+        "weighted": plan.values is not None, "system": plan.system, "reorder": plan.reorder, "n": n,
+        "dtype": str(dtype).removeprefix("torch."), "tf32": tf32, "reduce": reduce,
+        "device": str(device), "plan_seconds": planning, "seconds": seconds,
+        "p20_seconds": timing["p20"], "p80_seconds": timing["p80"], "timing": timing["method"],
+        "call_seconds": call, "gflops": 2 * plan.nnz * n / seconds / 1e9,
+        "gbytes_per_second": _compulsory_bytes(plan, n) / seconds / 1e9, "floor_seconds": floor,
+        "floor_term": term, "floor_share": None if floor is None else floor / seconds,
+        "error": verdict.worst, "rows_checked": verdict.rows_checked, "checked": verdict.coverage,
         "ok": verdict.ok,
-    }
+    }  # fmt: skip
 
 
 def _duration(seconds: float) -> str:
@@ -137,20 +116,12 @@ def _duration(seconds: float) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     share = row["floor_share"]
     return [
-        row["matrix"],
-        f"{row['shape'][0]} x {row['shape'][1]}",
-        str(row["nnz"]),
-        row["system"],
-        str(row["n"]),
-        row["dtype"],
-        _duration(row["seconds"]),
-        f"{row['gflops']:.1f}",
-        f"{row['gbytes_per_second']:.1f}",
-        "-" if share is None else f"{100 * share:.0f} %",
-        f"{row['error']:.3f}" if row["error"] < 1e6 else f"{row['error']:.0e}",
-        row["checked"],
+        row["matrix"], f"{row['shape'][0]} x {row['shape'][1]}", str(row["nnz"]), row["system"],
+        str(row["n"]), row["dtype"], _duration(row["seconds"]), f"{row['gflops']:.1f}",
+        f"{row['gbytes_per_second']:.1f}", "-" if share is None else f"{100 * share:.0f} %",
+        f"{row['error']:.3f}" if row["error"] < 1e6 else f"{row['error']:.0e}", row["checked"],
         "ok" if row["ok"] else "WRONG",
-    ]
+    ]  # fmt: skip
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -218,14 +189,9 @@ def _system_names() -> list[str]:
 
 
 def _one(
-    name: str,
-    data: Path | None,
-    weighted: bool,
-    n: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    name: str, data: Path | None, weighted: bool, n: int, dtype: torch.dtype, device: torch.device,
     options: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     with activity(f"reading {name}"):
         csr = load_matrix(name, data)
         if weighted and csr.values is None:

@@ -19,15 +19,11 @@ def systems(as_json: Json = False) -> int:
         ("system", "devices", "architectures", "dtypes", "reduces", "deterministic", "what it is"),
         [
             [
-                row["name"],
-                ", ".join(row["devices"]),
-                row["architectures"],
-                ", ".join(row["dtypes"]),
-                ", ".join(row["reduces"]),
-                "yes" if row["deterministic"] else "no",
-                row["summary"],
+                row["name"], ", ".join(row["devices"]), row["architectures"],
+                ", ".join(row["dtypes"]), ", ".join(row["reduces"]),
+                "yes" if row["deterministic"] else "no", row["summary"],
             ]
             for row in table
         ],
-    )
+    )  # fmt: skip
     return 0

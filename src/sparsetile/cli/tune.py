@@ -28,15 +28,11 @@ def _row(timing: Timing) -> list[str]:
     others = sorted(timing.measured - {chosen}, key=timing.seconds.__getitem__)
     return [
         str(key.get("matrix", "")).rsplit("-", 1)[0].replace("-", ", ") + " entries",
-        str(key.get("order", "")).split("-")[0],
-        str(key.get("n", "")),
-        str(key.get("dtype", "")),
-        str(key.get("device", "")),
-        chosen,
-        f"{timing.seconds[chosen] * 1e3:.3f}",
+        str(key.get("order", "")).split("-")[0], str(key.get("n", "")), str(key.get("dtype", "")),
+        str(key.get("device", "")), chosen, f"{timing.seconds[chosen] * 1e3:.3f}",
         ", ".join(f"{name} {timing.seconds[name] * 1e3:.3f}" for name in others),
         datetime.fromtimestamp(timing.date, UTC).strftime("%Y-%m-%d %H:%M"),
-    ]
+    ]  # fmt: skip
 
 
 def _plain(timing: Timing) -> dict[str, Any]:

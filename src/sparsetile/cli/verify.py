@@ -40,11 +40,7 @@ def verify(
     ] = None,
     expression: Annotated[
         str | None,
-        typer.Option(
-            "-k",
-            metavar="EXPR",
-            help="Only tests that match; nothing is written then.",
-        ),
+        typer.Option("-k", metavar="EXPR", help="Only tests that match; nothing is written then."),
     ] = None,
     everything: Annotated[
         bool,

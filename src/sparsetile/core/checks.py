@@ -10,14 +10,8 @@ from typing import Any
 from sparsetile.core.errors import type_error, value_error
 
 __all__ = [
-    "MAX_DIM",
-    "REDUCES",
-    "dimension",
-    "matrix_shape",
-    "one_of",
-    "real_number",
-    "reduce_name",
-]
+    "MAX_DIM", "REDUCES", "dimension", "matrix_shape", "one_of", "real_number", "reduce_name",
+]  # fmt: skip
 
 # Column ids are stored as int32, so no dimension may reach 2^31.
 MAX_DIM = 2**31 - 1

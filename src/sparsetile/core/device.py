@@ -13,47 +13,27 @@ from dataclasses import dataclass
 import torch
 
 __all__ = [
-    "H200",
-    "HOST",
-    "SMALLEST_L2_BYTES",
-    "Machine",
-    "capability_name",
-    "l2_bytes",
-    "machine",
+    "H200", "HOST", "SMALLEST_L2_BYTES", "Machine", "capability_name", "l2_bytes", "machine",
     "processors",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One device: its sizes, and its ceilings in bytes, flops and seconds.
-
-    Attributes
-    ----------
-    processors : int
-        SMs; 0 on a host.
-    l2_bytes : int
-        Bytes of the last cache before DRAM, as the driver reports it.
-    dram, l2_gather : float
-        Bytes per second of a DRAM copy, and of random gathers that hit L2.
-    tensor_flops_16, tensor_flops_64 : float
-        Flops per second of 16-row tiles through ``mma.sync`` and of 64-row tiles through
-        ``wgmma``, 32-bit inputs.
-    dense_flops : float
-        Flops per second of a plain matrix product in 32-bit inputs.
-    launch : float
-        Shortest time of a product in seconds.
-    """
+    """One device: its sizes, and its ceilings in bytes, flops and seconds."""
 
     name: str
-    processors: int
-    l2_bytes: int
+    processors: int  # SMs; 0 on a host
+    l2_bytes: int  # bytes of the last cache before DRAM, as the driver reports it
+    # dram, l2_gather: bytes per second of a DRAM copy, and of random gathers that hit L2.
     dram: float
     l2_gather: float
+    # tensor_flops_16, tensor_flops_64: flops per second of 16-row tiles through ``mma.sync`` and of
+    # 64-row tiles through ``wgmma``, 32-bit inputs.
     tensor_flops_16: float
     tensor_flops_64: float
-    dense_flops: float
-    launch: float
+    dense_flops: float  # flops per second of a plain matrix product in 32-bit inputs
+    launch: float  # shortest time of a product in seconds
 
 
 # 60 MiB of L2 is what the H200's driver reports; a product shares about 50 with everything else.
@@ -80,16 +60,10 @@ def machine(device: torch.device) -> Machine:
     width = getattr(properties, "memory_bus_width", 0) / 8
     dram = 2 * clock * width * _DRAM_SHARE or H200.dram * share
     return Machine(
-        properties.name,
-        count,
-        int(getattr(properties, "L2_cache_size", 0)) or 32 * 2**20,
-        dram,
-        max(dram, H200.l2_gather * share),
-        H200.tensor_flops_16 * share,
-        H200.tensor_flops_64 * share,
-        H200.dense_flops * share,
-        H200.launch,
-    )
+        properties.name, count, int(getattr(properties, "L2_cache_size", 0)) or 32 * 2**20, dram,
+        max(dram, H200.l2_gather * share), H200.tensor_flops_16 * share,
+        H200.tensor_flops_64 * share, H200.dense_flops * share, H200.launch,
+    )  # fmt: skip
 
 
 def _gpu(device: torch.device) -> Machine:

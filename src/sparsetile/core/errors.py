@@ -6,14 +6,9 @@
 from __future__ import annotations
 
 __all__ = [
-    "CompileError",
-    "DataError",
-    "PlanFileError",
-    "UnsupportedError",
-    "describe",
-    "type_error",
+    "CompileError", "DataError", "PlanFileError", "UnsupportedError", "describe", "type_error",
     "value_error",
-]
+]  # fmt: skip
 
 
 class UnsupportedError(NotImplementedError):

@@ -16,19 +16,7 @@ PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; that file then replaces ``path``, unless writing fails.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "a.json"
-    ...     with replacing(path) as partial:
-    ...         _ = partial.write_text("[1]")
-    ...     path.read_text(), len(list(Path(folder).iterdir()))
-    ('[1]', 1)
-    """
+    """Yield a path to write to; that file then replaces ``path``, unless writing fails."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     # An unpredictable name and O_EXCL: never an existing file or link. The umask applies.
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -72,13 +72,7 @@ def read_fitted(gpu: str) -> Fitted | None:
 def keep_fitted(
     gpu: str, kernels: str, coefficients: Mapping[str, float], r2_fitted: float, r2_others: float
 ) -> Path:
-    """Write a file and return its path.
-
-    Raises
-    ------
-    OSError
-        The folder cannot be written.
-    """
+    """Write a file and return its path."""
     stored: dict[str, Any] = {
         "schema": SCHEMA, "gpu": gpu, "kernels": kernels, "coefficients": dict(coefficients),
         "r2_fitted": r2_fitted, "r2_others": r2_others, "date": time.time(),

@@ -12,14 +12,9 @@ __all__ = ["SharedPlan"]
 
 @runtime_checkable
 class SharedPlan(Protocol):
-    """A plan whose rows are spread over several processes (``sparsetile.dist``), as layers use it.
+    """A plan whose rows are spread over processes (``sparsetile.dist``), as layers use it."""
 
-    Attributes
-    ----------
-    local_shape : (int, int)
-        Rows of C that this process computes, and rows of B that it holds.
-    """
-
+    # (int, int): rows of C that this process computes, and rows of B that it holds.
     local_shape: tuple[int, int]
     device: torch.device
     _csr: Any
@@ -29,13 +24,8 @@ class SharedPlan(Protocol):
         ...
 
     def run(
-        self,
-        B: Tensor,
-        *,
-        reduce: str = ...,
-        values: Tensor | None = ...,
-        bias: Tensor | None = ...,
-        relu: bool = ...,
-    ) -> Tensor:
+        self, B: Tensor, *, reduce: str = ..., values: Tensor | None = ...,
+        bias: Tensor | None = ..., relu: bool = ...,
+    ) -> Tensor:  # fmt: skip
         """Return this process's rows of the product."""
         ...

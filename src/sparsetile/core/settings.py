@@ -14,15 +14,17 @@ __all__ = ["cache_dir", "cache_limit_bytes", "data_dir", "describe_settings", "t
 _DEFAULT_CACHE_MEGABYTES = 512
 
 
-def _user_cache_root() -> Path:
+def _folder(variable: str, name: str) -> Path:
+    """The folder that a variable names, else one in the user's cache folder."""
+    if chosen := os.environ.get(variable):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "sparsetile"
+    return Path(base) / "sparsetile" / name
 
 
 def cache_dir() -> Path:
     """Folder of compiled kernels: ``SPARSETILE_CACHE_DIR``, else the user's cache folder."""
-    chosen = os.environ.get("SPARSETILE_CACHE_DIR")
-    return Path(chosen) if chosen else _user_cache_root() / "kernels"
+    return _folder("SPARSETILE_CACHE_DIR", "kernels")
 
 
 def cache_limit_bytes() -> int:
@@ -42,14 +44,12 @@ def cache_limit_bytes() -> int:
 
 def data_dir() -> Path:
     """Folder of downloaded matrices: ``SPARSETILE_DATA_DIR``, else the user's cache folder."""
-    chosen = os.environ.get("SPARSETILE_DATA_DIR")
-    return Path(chosen) if chosen else _user_cache_root() / "data"
+    return _folder("SPARSETILE_DATA_DIR", "data")
 
 
 def tune_dir() -> Path:
     """Folder of kept timings: ``SPARSETILE_TUNE_DIR``, else the user's cache folder."""
-    chosen = os.environ.get("SPARSETILE_TUNE_DIR")
-    return Path(chosen) if chosen else _user_cache_root() / "tuned"
+    return _folder("SPARSETILE_TUNE_DIR", "tuned")
 
 
 def describe_settings() -> dict[str, str]:

@@ -29,8 +29,6 @@ __all__ = ["Samples", "measure", "measure_queued", "one_product", "percentiles",
 _REPLAY_SECONDS = 400e-6
 _MAX_LAUNCHES = 32
 _WARM_SECONDS = 3e-3
-# Bytes written between cold runs: several times the L2 of any GPU.
-_FLUSH_BYTES = 256 * 2**20
 # Calls between two events if products are short: an event itself takes a microsecond or two.
 _QUEUED_CALLS, _SHORT_SECONDS = 4, 200e-6
 # Approximate clock of a GPU in Hz. The queue is blocked for this multiple of the host's time, and
@@ -54,13 +52,9 @@ class Samples:
         """Return the record's ``time`` object."""
         low, middle, high = percentiles(self.seconds)
         return {
-            "p20": low,
-            "p50": middle,
-            "p80": high,
-            "method": self.method,
-            "launches": self.launches,
-            "samples": len(self.seconds),
-        }
+            "p20": low, "p50": middle, "p80": high, "method": self.method,
+            "launches": self.launches, "samples": len(self.seconds),
+        }  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -140,41 +134,25 @@ def one_product(run: Callable[[], object], device: torch.device) -> float:
 
 
 def time_product(
-    run: Callable[[], object],
-    device: torch.device,
-    *,
-    budget: float = 0.008,
+    run: Callable[[], object], device: torch.device, *, budget: float = 0.008,
     samples: int | None = None,
-    cold: bool = False,
-) -> Samples:
-    """Time ``run`` on a device after warming up.
+) -> Samples:  # fmt: skip
+    """Time ``run``, one product on torch's current stream, on a device after warming up.
 
-    Parameters
-    ----------
-    run : callable
-        One product. On a GPU it launches on torch's current stream.
-    device : torch.device
-    budget : float
-        Target for the seconds of measured work.
-    samples : int, optional
-        Take exactly this many samples, whatever they cost.
-    cold : bool
-        On a GPU: flush the L2 before each sample, one product a sample.
+    ``budget`` is the target for the seconds of measured work; ``samples``, if given, are exactly as
+    many, whatever they cost.
     """
 
     def count(seconds: float, spent: float = budget) -> int:
-        return _sample_count(seconds, spent) if samples is None else samples
+        # At least 5 (3 when one takes over 0.1 s), at most 50.
+        fitting = max(3 if seconds > 0.1 else 5, min(50, int(spent / max(seconds, 1e-9))))
+        return fitting if samples is None else samples
 
     if device.type == "cuda":
-        return _time_cold(run, device, count) if cold else _time_cuda(run, device, count)
+        return _time_cuda(run, device, count)
     run()
     one = _clock_seconds(run, 1)[0]
     return Samples(_clock_seconds(run, count(one, max(budget, 0.05))), "clock", 1)
-
-
-def _sample_count(seconds: float, budget: float) -> int:
-    """Samples that fit the budget: at least 5 (3 when one takes over 0.1 s), at most 50."""
-    return max(3 if seconds > 0.1 else 5, min(50, int(budget / max(seconds, 1e-9))))
 
 
 def _clock_seconds(work: Callable[[], object], count: int) -> list[float]:
@@ -268,21 +246,3 @@ def _time_cuda(
         taken = _event_seconds(graph.replay, samples(one * launches))
         seconds = [each / launches for each in taken]
     return Samples(seconds, "graph", launches)
-
-
-def _time_cold(
-    run: Callable[[], object], device: torch.device, samples: Callable[[float], int]
-) -> Samples:
-    stream = _side_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
-    with torch.cuda.stream(stream):
-        run()
-        graph = _capture(run, 1)
-        work = run if graph is None else graph.replay
-        one = min(_event_seconds(work, 2))
-        seconds = []
-        for _ in range(min(samples(one), 20)):
-            flush.fill_(1)
-            seconds += _event_seconds(work, 1)
-    return Samples(seconds, "events" if graph is None else "graph", 1)

@@ -8,7 +8,6 @@ too: no collection ships them. The reader counts what it decompresses and stops 
 from __future__ import annotations
 
 import gzip
-import io
 import shutil
 import tarfile
 import zlib
@@ -30,44 +29,28 @@ _MAX_READ = 4 * _MIB
 _MAX_MEMBERS = 10_000
 
 
-class LimitedGzip(io.RawIOBase):
+class LimitedGzip(gzip.GzipFile):
     """Read a gzip file; stop if it decompresses to far more than a matrix would."""
 
     def __init__(self, path: Path, function: str) -> None:
-        super().__init__()
-        self._path = path
-        self._function = function
+        super().__init__(path, "rb")
+        self._path, self._function = path, function
         self._limit = max(_FREE_BYTES, _MAX_RATIO * path.stat().st_size)
-        self._stream = gzip.GzipFile(path, "rb")
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         """Read ``size`` bytes, fewer only at the end of the file."""
-        if not 0 <= size <= _MAX_READ:
+        if size is None or not 0 <= size <= _MAX_READ:
             raise self.damaged("free of oversized headers", f"one of {size} bytes")
         with _whole(self):
-            data = self._stream.read(size)
-        self._check(self._stream.tell())
+            data = super().read(size)
+        self._check(self.tell())
         return data
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        if whence != 0:
-            raise io.UnsupportedOperation("LimitedGzip seeks from the start only")
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Seek from the start; tarfile skips members like that."""
         self._check(offset)
         with _whole(self):
-            return self._stream.seek(offset)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+            return super().seek(offset, whence)
 
     def damaged(self, expected: str, actual: object) -> DataError:
         """Build the error that says what is wrong with this archive."""

@@ -5,7 +5,6 @@ Listing reads only headers: the array headers inside an ``.npz``, the first line
 
 from __future__ import annotations
 
-import csv
 import difflib
 import gzip
 import os
@@ -16,27 +15,19 @@ from pathlib import Path
 from typing import IO, cast
 
 from sparsetile.core import settings
-from sparsetile.core.errors import DataError, describe, type_error, value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.data.generators import SPEC_PREFIX, STAND_INS, from_spec
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
 from sparsetile.intake.npz import NpzArrays
 
-__all__ = ["Entry", "catalog", "core_names", "find", "kinds", "load"]
+__all__ = ["Entry", "catalog", "find", "load"]
 
 _SUFFIXES = (".npz", ".mtx", ".mtx.gz")
 _LINE_LIMIT = 4096
 _COMMENT_LINES = 10_000
 # What numpy, zipfile, gzip and zlib raise on a damaged file; the last two on exotic zip features.
-_DAMAGE = (
-    OSError,
-    EOFError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-)
+_DAMAGE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -48,24 +39,15 @@ class Entry:
     rows: int
     cols: int
     nnz: int  # entries that the file stores: a symmetric .mtx stores one half
-    kind: str = ""
-    core: bool = False
     problem: str = ""
 
 
 def catalog(directory: str | os.PathLike[str] | None = None) -> list[Entry]:
-    """List the matrices of a folder and of the folders in it, sorted by name.
+    """List the matrices of a folder (that of downloads by default) and its folders, sorted by name.
 
-    An ``.npz`` without a matrix is omitted; a damaged one is listed with its ``problem``. ``kind``
-    comes from ``SOURCES.tsv``, ``core`` from ``CORE.txt``, if these exist.
-
-    Parameters
-    ----------
-    directory : path, optional
-        Default: the folder of downloads.
+    An ``.npz`` without a matrix is omitted; a damaged one is listed with its ``problem``.
     """
     folder = _folder("catalog", directory)
-    core, kind_of = set(core_names(directory)), kinds(directory)
     entries = []
     for name, path in _files(folder).items():
         try:
@@ -74,38 +56,8 @@ def catalog(directory: str | os.PathLike[str] | None = None) -> list[Entry]:
         except _DAMAGE as error:
             size, problem = (0, 0, 0), " ".join(str(error).split()) or type(error).__name__
         if size is not None:
-            entries.append(Entry(name, path, *size, kind_of.get(name, ""), name in core, problem))
+            entries.append(Entry(name, path, *size, problem))
     return entries
-
-
-def core_names(directory: str | os.PathLike[str] | None = None) -> list[str]:
-    """Return the names in the folder's ``CORE.txt``, in its order; none if it has no such file."""
-    path = _folder("core_names", directory) / "CORE.txt"
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-
-
-def kinds(directory: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Return name -> kind from the folder's ``SOURCES.tsv``; empty if there is no such file."""
-    path = _folder("kinds", directory) / "SOURCES.tsv"
-    if not path.is_file():
-        return {}
-    with open(path, encoding="utf-8", errors="replace", newline="") as stream:
-        table = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-        missing = {"name", "kind"} - set(table.fieldnames or [])
-        if missing:
-            raise DataError(
-                describe(
-                    "kinds",
-                    "SOURCES.tsv",
-                    "a table with the columns name and kind",
-                    f"one without {sorted(missing)}",
-                    "Add them to its first line",
-                )
-            )
-        return {row["name"]: row["kind"] or "" for row in table}
 
 
 def find(
@@ -113,12 +65,7 @@ def find(
 ) -> Path | None:
     """Return the file that a path or a name stands for; None for a spec or a stand-in.
 
-    Parameters
-    ----------
-    matrix : str or path
-        As :func:`load` takes it; an unknown one is refused with the same words.
-    data_dir : path, optional
-        Default: the folder of downloads.
+    As :func:`load` takes it; an unknown one is refused with the same words.
     """
     if not isinstance(matrix, (str, os.PathLike)):
         raise type_error(
@@ -138,25 +85,17 @@ def find(
     if path is not None:
         return path
     near = difflib.get_close_matches(_stem(text), [*files, *STAND_INS], n=3, cutoff=0.5)
-    raise value_error(
-        "load",
-        "matrix",
-        f"a file, a gen: spec, a stand-in or a name in {folder}",
-        repr(text),
-        f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()",
-    )
+    remedy = f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()"
+    expected = f"a file, a gen: spec, a stand-in or a name in {folder}"
+    raise value_error("load", "matrix", expected, repr(text), remedy)
 
 
 def load(matrix: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> CSR:
     """Return the matrix that a path, a spec or a name stands for.
 
-    Parameters
-    ----------
-    matrix : str or path
-        Tried in this order: an existing file; a spec such as ``gen:banded?rows=9&bandwidth=1``;
-        a stand-in such as ``reddit-like`` or ``reddit-like?scale=0.1``; a name in ``data_dir``.
-    data_dir : path, optional
-        Default: the folder of downloads.
+    Tried in this order: an existing file; a spec such as ``gen:banded?rows=9&bandwidth=1``; a
+    stand-in such as ``reddit-like`` or ``reddit-like?scale=0.1``; a name in ``data_dir``, by
+    default the folder of downloads.
     """
     path = find(matrix, data_dir)
     return from_spec(str(matrix)) if path is None else read_matrix(path)

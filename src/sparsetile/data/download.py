@@ -1,4 +1,4 @@
-"""Downloads from the SuiteSparse collection and SNAP, for users with internet.
+"""Downloads from the SuiteSparse collection, for users with internet.
 
 A file appears under its final name only when it is whole, checked and unpacked: it is written
 in a hidden folder beside it and renamed. So a broken connection, a full disk or two
@@ -20,21 +20,14 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from sparsetile.core import settings
-from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, type_error, value_error
 from sparsetile.data.archive import extract_member
-from sparsetile.data.edges import read_edge_list
-from sparsetile.intake.files import write_npz
 
-__all__ = ["SOURCES", "Progress", "fetch"]
+__all__ = ["SITE", "Progress", "fetch"]
 
 Progress = Callable[[int, int | None], None]
 
-# Address of each collection, and the path of a matrix below it.
-SOURCES: dict[str, tuple[str, str]] = {
-    "suitesparse": ("https://sparse.tamu.edu", "MM/{name}.tar.gz"),
-    "snap": ("https://snap.stanford.edu/data", "{name}.txt.gz"),
-}
+SITE = "https://sparse.tamu.edu"
 _BLOCK = 1 << 20
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 _GZIP = b"\x1f\x8b"
@@ -43,50 +36,23 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def fetch(
-    name: str,
-    *,
-    source: str = "suitesparse",
-    base_url: str | None = None,
-    directory: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Path:
+    name: str, *, base_url: str | None = None, directory: str | os.PathLike[str] | None = None,
+    force: bool = False, progress: Progress | None = None,
+) -> Path:  # fmt: skip
     """Download a matrix and return the path of a file that the library reads.
 
-    Parameters
-    ----------
-    name : str
-        SuiteSparse: ``"Group/Name"``, such as ``"HB/bcsstk17"``. SNAP: the name of the edge list
-        without ``.txt.gz``, such as ``"roadNet-CA"`` or
-        ``"bigdata/communities/com-amazon.ungraph"``.
-    source : {"suitesparse", "snap"}
-        The collection.
-    base_url : str, optional
-        Another site or a folder with the same layout: http(s) or file URL, or a path.
-    directory : path, optional
-        Where to keep matrices. Default: ``SPARSETILE_DATA_DIR``, else the user's cache folder.
-    force : bool
-        Download again even if the file is there.
-    progress : callable, optional
-        Called with (bytes so far, bytes in all or None if the site does not say).
-
-    Returns
-    -------
-    Path
-        ``directory/Group/Name.mtx`` or ``directory/snap/Name.npz``.
-
-    Raises
-    ------
-    DataError
-        The site cannot be reached, has no such matrix, broke off, or sent something else.
+    ``name`` is ``"Group/Name"``, such as ``"HB/bcsstk17"`` or ``"SNAP/roadNet-CA"``. ``base_url``
+    is another site or a folder with the same layout: http(s) or file URL, or a path. The file is
+    ``directory/Group/Name.mtx``; the default folder is ``SPARSETILE_DATA_DIR``, else the user's
+    cache folder. ``force`` downloads again. ``progress`` is called with (bytes so far, bytes in all
+    or None). DataError says that the site cannot be reached, has no such matrix, broke off, or sent
+    something else.
     """
-    one_of("fetch", "source", source, SOURCES)
-    _check_name(name, source)
-    target = _target(name, source, Path(directory) if directory else settings.data_dir())
+    _check_name(name)
+    target = (Path(directory) if directory else settings.data_dir()) / f"{name}.mtx"
     if target.exists() and not force:
         return target
-    default_base, layout = SOURCES[source]
-    url = f"{_base(base_url or default_base)}/{layout.format(name=name)}"
+    url = f"{_base(base_url or SITE)}/MM/{name}.tar.gz"
     target.parent.mkdir(parents=True, exist_ok=True)
 
     # A hidden folder beside the target: renaming out of it stays on one disk.
@@ -94,30 +60,18 @@ def fetch(
         archive = Path(folder) / url.rpartition("/")[2]
         with open(archive, "wb") as stream:
             _download(url, stream, progress)
-        if source == "snap":
-            matrix = read_edge_list(archive, function="fetch")
-            write_npz(target, matrix)
-        else:
-            _unpack_market(archive, name.rpartition("/")[2], target)
+        _unpack_market(archive, name.rpartition("/")[2], target)
     return target
 
 
-def _check_name(name: object, source: str) -> None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise type_error("fetch", "name", "a string", type(name).__name__, "Give its name")
-    words = rf"{_WORD}/{_WORD}" if source == "suitesparse" else rf"{_WORD}(/{_WORD})*"
-    if not re.fullmatch(words, name):
-        expected = (
-            "a SuiteSparse name Group/Name" if source == "suitesparse" else "a SNAP file name"
-        )
-        example = "HB/bcsstk17" if source == "suitesparse" else "roadNet-CA"
-        raise value_error("fetch", "name", expected, repr(name), f"Write it like {example}")
-
-
-def _target(name: str, source: str, directory: Path) -> Path:
-    if source == "suitesparse":
-        return directory / f"{name}.mtx"
-    return directory / "snap" / f"{name.rpartition('/')[2]}.npz"
+    if not re.fullmatch(rf"{_WORD}/{_WORD}", name):
+        raise value_error(
+            "fetch", "name", "a SuiteSparse name Group/Name", repr(name),
+            "Write it like HB/bcsstk17",
+        )  # fmt: skip
 
 
 def _base(base: str) -> str:
@@ -212,13 +166,6 @@ def _unpack_market(archive: Path, name: str, target: Path) -> None:
     with open(market, "rb") as unpacked:
         banner = unpacked.read(14)
     if banner != b"%%MatrixMarket":
-        raise DataError(
-            describe(
-                "fetch",
-                market.name,
-                "a Matrix Market file",
-                f"one that begins {banner!r}",
-                "The archive is not of this collection",
-            )
-        )
+        found, remedy = f"one that begins {banner!r}", "The archive is not of this collection"
+        raise DataError(describe("fetch", market.name, "a Matrix Market file", found, remedy))
     os.replace(market, target)

@@ -31,24 +31,10 @@ from sparsetile.data.standins import STAND_INS, StandIn, stand_in
 from sparsetile.intake.csr import CSR
 
 __all__ = [
-    "GENERATORS",
-    "SPEC_PREFIX",
-    "STAND_INS",
-    "StandIn",
-    "banded",
-    "fem_blocks",
-    "from_spec",
-    "generate",
-    "molecules",
-    "one_dense_column",
-    "one_dense_row",
-    "parse_spec",
-    "power_law",
-    "pruned_weights",
-    "random",
-    "road_grid",
-    "stand_in",
-]
+    "GENERATORS", "SPEC_PREFIX", "STAND_INS", "StandIn", "banded", "fem_blocks", "from_spec",
+    "generate", "molecules", "one_dense_column", "one_dense_row", "parse_spec", "power_law",
+    "pruned_weights", "random", "road_grid", "stand_in",
+]  # fmt: skip
 
 SPEC_PREFIX = "gen:"
 _EXAMPLE = "Write it as gen:power_law?rows=10000&nnz=200000&seed=3"

@@ -28,13 +28,9 @@ __all__ = ["molecules", "road_grid"]
 
 
 def road_grid(
-    rows: int,
-    *,
-    mean_degree: float = 2.6,
-    diagonals: float = 0.02,
-    weighted: bool = False,
+    rows: int, *, mean_degree: float = 2.6, diagonals: float = 0.02, weighted: bool = False,
     seed: int = 0,
-) -> CSR:
+) -> CSR:  # fmt: skip
     """Road-like graph: a square grid without some of its edges, numbered line by line.
 
     Edges along a line are kept more often than edges across. So most crossings have degree 2 or 3,
@@ -93,16 +89,9 @@ def road_grid(
 
 
 def molecules(
-    count: int,
-    *,
-    atoms: float = 24.0,
-    spread: float = 0.35,
-    mean_degree: float = 2.1,
-    hydrogens: float = 0.0,
-    reach: int = 6,
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    count: int, *, atoms: float = 24.0, spread: float = 0.35, mean_degree: float = 2.1,
+    hydrogens: float = 0.0, reach: int = 6, weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """Block-diagonal union of small molecules, as a batch of graphs for a graph network.
 
     A molecule is a branched chain of atoms, its rings closed by bonds to an atom 3 to ``reach``

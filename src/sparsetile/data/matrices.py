@@ -26,24 +26,14 @@ from sparsetile.data.sampling import (
 from sparsetile.intake.csr import CSR
 
 __all__ = [
-    "banded",
-    "fem_blocks",
-    "one_dense_column",
-    "one_dense_row",
-    "pruned_weights",
-    "random",
-]
+    "banded", "fem_blocks", "one_dense_column", "one_dense_row", "pruned_weights", "random",
+]  # fmt: skip
 
 
 def fem_blocks(
-    nodes: int,
-    dofs: int = 3,
-    *,
-    dimensions: int = 3,
-    drop: float = 0.1,
-    weighted: bool = False,
+    nodes: int, dofs: int = 3, *, dimensions: int = 3, drop: float = 0.1, weighted: bool = False,
     seed: int = 0,
-) -> CSR:
+) -> CSR:  # fmt: skip
     """Stiffness-like matrix: neighbours of a mesh, each a dense block of ``dofs`` by ``dofs``.
 
     Parameters
@@ -106,12 +96,7 @@ def fem_blocks(
 
 
 def banded(
-    rows: int,
-    bandwidth: int,
-    density: float = 1.0,
-    *,
-    weighted: bool = False,
-    seed: int = 0,
+    rows: int, bandwidth: int, density: float = 1.0, *, weighted: bool = False, seed: int = 0
 ) -> CSR:
     """Square matrix with entries only where ``|row - column|`` <= ``bandwidth``.
 
@@ -142,14 +127,9 @@ def banded(
 
 
 def random(
-    rows: int,
-    cols: int,
-    *,
-    density: float | None = None,
-    nnz: int | None = None,
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    rows: int, cols: int, *, density: float | None = None, nnz: int | None = None,
+    weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """Uniformly random pattern; pass either ``density`` (0 to 1) or ``nnz``, which is exact.
 
     Examples
@@ -178,14 +158,9 @@ def random(
 
 
 def one_dense_row(
-    rows: int,
-    cols: int,
-    *,
-    dense_row: int | None = None,
-    background: float = 4.0,
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    rows: int, cols: int, *, dense_row: int | None = None, background: float = 4.0,
+    weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """One full row among short ones: the extreme of imbalance.
 
     ``background`` is the mean number of entries of the other rows; ``dense_row`` is the middle
@@ -202,14 +177,9 @@ def one_dense_row(
 
 
 def one_dense_column(
-    rows: int,
-    cols: int,
-    *,
-    dense_column: int | None = None,
-    background: float = 4.0,
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    rows: int, cols: int, *, dense_column: int | None = None, background: float = 4.0,
+    weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """One full column among sparse ones: every row reads the same row of B.
 
     ``background`` is the mean number of other entries of a row; ``dense_column`` is the middle
@@ -255,15 +225,9 @@ def _dense_line(
 
 
 def pruned_weights(
-    out_features: int,
-    in_features: int,
-    sparsity: float,
-    *,
-    block: int = 1,
-    method: str = "random",
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    out_features: int, in_features: int, sparsity: float, *, block: int = 1, method: str = "random",
+    weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """Weights of a linear layer after pruning, as [out_features, in_features].
 
     Parameters

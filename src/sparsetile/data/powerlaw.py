@@ -40,19 +40,10 @@ _LEAST_YIELD = 0.05
 
 
 def power_law(
-    rows: int,
-    nnz: int,
-    *,
-    exponent: float = 2.1,
-    communities: int | None = None,
-    mixing: float = 0.3,
-    max_degree: int | None = None,
-    symmetric: bool = True,
-    self_loops: bool = False,
-    shuffle: bool = True,
-    weighted: bool = False,
-    seed: int = 0,
-) -> CSR:
+    rows: int, nnz: int, *, exponent: float = 2.1, communities: int | None = None,
+    mixing: float = 0.3, max_degree: int | None = None, symmetric: bool = True,
+    self_loops: bool = False, shuffle: bool = True, weighted: bool = False, seed: int = 0,
+) -> CSR:  # fmt: skip
     """Graph with power-law degrees and communities (a Chung-Lu model in blocks).
 
     Parameters
@@ -100,12 +91,9 @@ def power_law(
     loops = rows if self_loops else 0
     if not loops <= nnz <= rows * (rows - 1) + loops:
         raise value_error(
-            name,
-            "nnz",
-            f"between {loops} and {max(rows * (rows - 1), 0) + loops} for {rows} rows",
-            nnz,
-            "Ask for fewer nonzeros or more rows",
-        )
+            name, "nnz", f"between {loops} and {max(rows * (rows - 1), 0) + loops} for {rows} rows",
+            nnz, "Ask for fewer nonzeros or more rows",
+        )  # fmt: skip
     mean = (nnz - loops) / max(rows, 1)
     communities = _community_count(rows, mean, communities)
     cap = _degree_cap(rows, mean, max_degree)
@@ -156,12 +144,9 @@ def _degree_cap(rows: int, mean: float, max_degree: int | None) -> float:
     cap = positive("power_law", "max_degree", max_degree)
     if cap < mean:
         raise value_error(
-            "power_law",
-            "max_degree",
-            f"at least the mean degree {mean:.1f}",
-            cap,
+            "power_law", "max_degree", f"at least the mean degree {mean:.1f}", cap,
             "Raise it or ask for fewer nonzeros",
-        )
+        )  # fmt: skip
     return float(cap)
 
 

@@ -17,19 +17,9 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
 
 __all__ = [
-    "Keys",
-    "csr_from_keys",
-    "distinct",
-    "distinct_integers",
-    "fraction",
-    "merge_disjoint",
-    "missing_from",
-    "positive",
-    "real",
-    "seeded",
-    "symmetric_keys",
-    "without",
-]
+    "Keys", "csr_from_keys", "distinct", "distinct_integers", "fraction", "merge_disjoint",
+    "missing_from", "positive", "real", "seeded", "symmetric_keys", "without",
+]  # fmt: skip
 
 Keys = NDArray[np.int64]
 

@@ -13,12 +13,8 @@ __all__ = ["Agreement"]
 class Agreement:
     """The arguments that the ranks of a group have agreed on.
 
-    Parameters
-    ----------
-    function : str
-        What errors begin with.
-    free : tuple of str
-        Facts that may change at every call, and do not identify an exchange.
+    Errors begin with ``function``. Facts named in ``free`` may change at every call, and do not
+    identify an exchange.
     """
 
     def __init__(self, ranks: Ranks, function: str, free: tuple[str, ...] = ()) -> None:
@@ -37,15 +33,10 @@ class Agreement:
     ) -> None:
         """Raise on every rank if arguments are wrong on one rank or differ between ranks.
 
-        Parameters
-        ----------
-        facts : mapping, optional
-            What an exchange depends on, by name; None if this rank's arguments are wrong.
-        error : Exception, optional
-            What is wrong with this rank's arguments.
-        first : bool
-            Compare only facts that are not known yet. After the first comparison the others are
-            expected in the exchange, so a rank whose arguments are wrong raises alone.
+        ``facts`` are what an exchange depends on, by name; None if this rank's arguments are wrong,
+        with ``error``. ``first``: compare only facts that are not known yet. After the first
+        comparison the others are expected in the exchange, so a rank whose arguments are wrong
+        raises alone.
         """
         if facts is None:
             assert error is not None

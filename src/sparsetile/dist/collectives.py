@@ -21,12 +21,6 @@ from sparsetile.dist.group import Ranks
 __all__ = ["copied", "gathered", "nothing", "reduced", "split"]
 
 
-def _sum(x: Tensor, ranks: Ranks, function: str) -> Tensor:
-    summed = x.detach().clone(memory_format=torch.contiguous_format)
-    ranks.all_reduce(summed, function)
-    return summed
-
-
 def _gather(x: Tensor, ranks: Ranks, bounds: tuple[int, ...], function: str) -> Tensor:
     """Features of every rank; shares are padded to the widest for the exchange."""
     widths = [bounds[part + 1] - bounds[part] for part in range(ranks.size)]
@@ -53,7 +47,9 @@ class _Reduced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks, function: str) -> Tensor:
         ctx.ranks = ranks
-        return _sum(x, ranks, function)
+        summed = x.detach().clone(memory_format=torch.contiguous_format)
+        ranks.all_reduce(summed, function)
+        return summed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsetile.dist.group import Pending, Ranks
 from sparsetile.dist.halo import Halo
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets
 from sparsetile.launch.gather import gather_rows, gathers
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
@@ -102,10 +102,7 @@ class Exchange:
     def start(self, B: Tensor, *, keep: bool) -> tuple[Tensor, Pending]:
         """Pack and send; return the buffer that is being received.
 
-        Parameters
-        ----------
-        keep : bool
-            The caller keeps the buffer (autograd). Otherwise the next product reuses it.
+        ``keep``: the caller keeps the buffer (autograd). Otherwise the next product reuses it.
         """
         B = B.detach()
         sent, received = self._make(B) if keep else self._buffers_for(B)
@@ -168,9 +165,7 @@ class Exchange:
         if dtype not in self._sum_plans:
             sent = self.halo.send_ids
             order = torch.argsort(sent, stable=True)
-            counts = torch.bincount(sent, minlength=self.own_rows)
-            indptr = torch.zeros(self.own_rows + 1, dtype=torch.int64, device=sent.device)
-            torch.cumsum(counts, 0, out=indptr[1:])
+            indptr = offsets(torch.bincount(sent, minlength=self.own_rows))
             pattern = CSR(indptr, order.to(torch.int32), None, (self.own_rows, sent.numel()))
             self._sum_plans[dtype] = plan(pattern, self._n, dtype=dtype, deterministic=True)
         return self._sum_plans[dtype]

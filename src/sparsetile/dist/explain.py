@@ -11,7 +11,6 @@ _EXCHANGES = {
     "none": "none: no rank lacks a row of B",
     "all_to_all": "all_to_all of the rows that are needed",
     "all_gather": "all_gather of all of B: nearly all of it is needed",
-    "replicate": "replicate (1.5-D): rows of B within slices, parts of C summed within row groups",
 }
 
 
@@ -36,24 +35,13 @@ def report(plan: Any) -> dict[str, Any]:
         "sent_rows": sum(plan._halo.send_rows),
         "row_bytes": plan.n * plan.dtype.itemsize,
         "busiest_bytes": dict(plan._busiest_bytes),
-        "replicas": plan.replicas,
-        "part_rows": plan._local.shape[0],
-        "part_nnz": plan._local.nnz + plan._remote.nnz,
         "local": plan._local.info,
         "remote": plan._remote.info,
     }
 
 
 def explain(title: str, info: Mapping[str, Any], local: str, remote: str) -> str:
-    """Return the partition, the exchange and both products.
-
-    Parameters
-    ----------
-    info : mapping
-        ``DistributedPlan.info``.
-    local, remote : str
-        ``Plan.explain()`` of both.
-    """
+    """Return partition, exchange and both products as text, from ``DistributedPlan.info``."""
     chosen, most = info["exchange"], info["busiest_bytes"]
     rows, cols = info["local_shape"]
     outside = info["shape"][1] - cols
@@ -69,11 +57,6 @@ def explain(title: str, info: Mapping[str, Any], local: str, remote: str) -> str
     for name, size in most.items():
         word = "chosen" if name == chosen else "not taken"
         lines.append(f"  {name} {word}: {size / 1e6:.3f} MB for the busiest rank")
-    if info["replicas"] > 1:
-        lines.append(
-            f"  replicas  {info['replicas']} of {info['part_rows']} rows of C each, "
-            f"{info['part_nnz']} entries here"
-        )
     for name, text in (("local", local), ("halo", remote)):
         lines.append(f"  {name} product:")
         lines += [f"    {line}" for line in text.splitlines()]

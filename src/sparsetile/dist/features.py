@@ -16,18 +16,13 @@ from torch import Tensor, nn
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.partition import share_bounds
 from sparsetile.formats.block_pattern import BlockPattern
+from sparsetile.intake.csr import offsets, owners
 from sparsetile.nn import SparseLinear
 
 __all__ = [
-    "Side",
-    "as_sparse",
-    "digest_of",
-    "feature_shares",
-    "joined",
-    "part_of",
-    "shares_given",
+    "Side", "as_sparse", "digest_of", "feature_shares", "joined", "part_of", "shares_given",
     "side_features",
-]
+]  # fmt: skip
 
 # Which features of a layer are shared: those of its result, or those of its input.
 Side = Literal["outputs", "inputs"]
@@ -214,7 +209,7 @@ def part_of(layer: SparseLinear, side: Side, bounds: Sequence[int], part: int) -
     made.weight.requires_grad_(layer.weight.requires_grad)
     state = {
         "weight": layer.weight[kept],
-        "block_row_ptr": _pointers(rows, count),
+        "block_row_ptr": offsets(torch.bincount(rows, minlength=count), torch.int32),
         "block_col_idx": cols.to(torch.int32),
     }
     if layer.weight_exponent is not None:
@@ -227,32 +222,18 @@ def part_of(layer: SparseLinear, side: Side, bounds: Sequence[int], part: int) -
     return made.train(layer.training)
 
 
-def _pointers(rows: Tensor, count: int) -> Tensor:
-    ptr = torch.zeros(count + 1, dtype=torch.int32, device=rows.device)
-    torch.cumsum(torch.bincount(rows, minlength=count), 0, out=ptr[1:])
-    return ptr
-
-
 @torch.no_grad()
 def joined(
     states: Sequence[dict[str, Tensor]], like: SparseLinear, side: Side, bounds: Sequence[int]
 ) -> SparseLinear:
-    """Join the parts of all ranks: the inverse of :func:`part_of`.
-
-    Parameters
-    ----------
-    states : sequence of dict
-        State dict of each part.
-    like : SparseLinear
-        An empty layer of the whole size.
-    """
+    """Join the state dicts of all parts into ``like``, an empty layer of the whole size."""
     halves = _halves(like, side)
     high, wide = like.pattern.grid
     rows, cols = [], []
     for part, state in enumerate(states):
         first, last = _units(like, bounds, part)
         ptr = state["block_row_ptr"]
-        ids = torch.repeat_interleave(torch.arange(ptr.numel() - 1), torch.diff(ptr.long()))
+        ids = owners(torch.diff(ptr.long()))
         if side == "outputs" and last > first:
             step = last - first
             ids = ids // step * (high // halves) + ids % step + first
@@ -262,7 +243,7 @@ def joined(
     order = torch.argsort(row * max(wide, 1) + col)
     found = {
         "weight": torch.cat([state["weight"] for state in states])[order],
-        "block_row_ptr": _pointers(row, high),
+        "block_row_ptr": offsets(torch.bincount(row, minlength=high), torch.int32),
         "block_col_idx": col[order].to(torch.int32),
     }
     if "weight_exponent" in states[0]:

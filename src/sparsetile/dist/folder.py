@@ -92,10 +92,7 @@ class MatrixRows:
         assert self.file is not None
         begin, end = int(self.indptr[first]), int(self.indptr[last])
         check_entries(self._function, end - begin)
-        with (
-            reading(self._function, self.file, "an .npz file"),
-            NpzArrays(self.file) as archive,
-        ):
+        with reading(self._function, self.file, "an .npz file"), NpzArrays(self.file) as archive:
             indices = _slice(archive, "indices", begin, end, self._function, self.file)
             values = None
             if "data" in archive.names:
@@ -139,20 +136,12 @@ def _slice(
 
 @dataclass(frozen=True)
 class Folder:
-    """An opened folder of parts.
-
-    Attributes
-    ----------
-    partition : Partition
-        The shares of the parts, in the order that the folder was written in.
-    nnz : int
-        Entries of all parts together; may exceed 2^31.
-    """
+    """An opened folder of parts."""
 
     path: Path
     shape: tuple[int, int]
-    nnz: int
-    partition: Partition
+    nnz: int  # entries of all parts together; may exceed 2^31
+    partition: Partition  # the shares of the parts, in the order that the folder was written in
     files: tuple[dict[str, Any], ...]
     digest: str
 

@@ -74,20 +74,7 @@ def _broken(function: str) -> Iterator[None]:
 
 
 class Ranks:
-    """The processes that share a matrix, seen from one of them.
-
-    Parameters
-    ----------
-    group : ProcessGroup or None
-        The default group when None.
-    function : str
-        What errors begin with.
-
-    Attributes
-    ----------
-    rank, size : int
-        This process's number in the group, and how many there are.
-    """
+    """The processes of a group that share a matrix, seen from one of them."""
 
     def __init__(self, group: Any, function: str) -> None:
         if not dist.is_available() or not dist.is_initialized():
@@ -127,13 +114,9 @@ class Ranks:
     ) -> _Found:
         """Return ``call()``, or raise on every rank if it raised on one.
 
-        The rank that failed raises its own error. The others name that rank and quote it.
-
-        Parameters
-        ----------
-        facts : callable, optional
-            Returns what must be the same on every rank, by name, from the result of ``call``. If a
-            fact differs, every rank raises the same error.
+        The rank that failed raises its own error. The others name that rank and quote it. ``facts``
+        returns what must be the same on every rank, by name, from the result of ``call``. If a fact
+        differs, every rank raises the same error.
         """
         error: Exception | None = None
         found: Any = None

@@ -7,6 +7,7 @@ the order of the received rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from sparsetile.dist.group import Ranks
 from sparsetile.dist.partition import Partition
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets
 
-__all__ = ["Collective", "Halo", "find_halo", "wire_rows"]
+__all__ = ["Collective", "Halo", "find_halo", "join_extrema", "wire_rows"]
 
 Collective = Literal["none", "all_to_all", "all_gather"]
 
@@ -27,39 +28,23 @@ _GATHER_CREDIT = 1.1
 
 @dataclass(frozen=True, eq=False)
 class Halo:
-    """A rank's rows of A in two parts, and the exchange that the second needs.
+    """A rank's rows of A in two parts, and the exchange that the second needs."""
 
-    Attributes
-    ----------
-    collective : {"none", "all_to_all", "all_gather"}
-        How rows are exchanged, the same on every rank; ``none`` if no rank needs a row.
-    local, remote : CSR
-        [rows, own rows of B] and [rows, received rows]; patterns.
-    local_entries, remote_entries : Tensor of int64
-        The share's entries in each of them.
-    send_ids : Tensor of int64
-        Own rows of B that others need, by receiver, ascending for each.
-    send_rows, receive_rows : tuple of int
-        Rows to and from each rank, of ``all_to_all``.
-    rows : int
-        Distinct rows of B that this rank needs.
-    needed : Tensor of int64 [ranks, ranks]
-        Rows that each rank (row) needs from each other (column), on the CPU.
-    padded : int
-        Rows that each rank gives to an all-gather: the largest share.
-    """
-
-    collective: Collective
+    collective: Collective  # the same on every rank; ``none`` if no rank needs a row
+    # local, remote: [rows, own rows of B] and [rows, received rows]; patterns.
     local: CSR
     remote: CSR
+    # local_entries, remote_entries: int64: the share's entries in each of them.
     local_entries: Tensor
     remote_entries: Tensor
-    send_ids: Tensor
+    send_ids: Tensor  # int64: own rows of B that others need, by receiver, ascending for each
+    # send_rows, receive_rows: rows to and from each rank, of ``all_to_all``.
     send_rows: tuple[int, ...]
     receive_rows: tuple[int, ...]
-    rows: int
+    rows: int  # distinct rows of B that this rank needs
+    # int64 [ranks, ranks]: rows that each rank (row) needs from each other (column), on the CPU.
     needed: Tensor
-    padded: int
+    padded: int  # rows that each rank gives to an all-gather: the largest share
 
 
 def wire_rows(needed: Tensor, columns: tuple[int, ...]) -> dict[str, int]:
@@ -82,10 +67,8 @@ def _choose_collective(needed: Tensor, columns: tuple[int, ...]) -> Collective:
 
 def _part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
     """Return the pattern of the entries selected by ``inside``, with their new column numbers."""
-    before = torch.zeros(inside.numel() + 1, dtype=torch.int64, device=inside.device)
-    torch.cumsum(inside, 0, out=before[1:])
     shape = (share.shape[0], width)
-    return CSR(before[share.indptr], columns.to(torch.int32), None, shape)
+    return CSR(offsets(inside)[share.indptr], columns.to(torch.int32), None, shape)
 
 
 def find_halo(
@@ -94,22 +77,11 @@ def find_halo(
     partition: Partition,
     function: str,
     collective: Collective | None = None,
-    *,
-    within_slices: bool = False,
 ) -> tuple[Halo, int]:
     """Split this rank's rows of A, and request the rows of B that it needs from their owners.
 
-    Returns the halo and the entries of the whole A.
-
-    Parameters
-    ----------
-    share : CSR [rows, K]
-        In the partition's numbering of columns.
-    collective : str, optional
-        Forces a collective; the one with fewer predicted bytes when None.
-    within_slices : bool
-        The share is of a grid (``replicas.py``): ranks need rows of a few others, so only
-        all-to-all is used.
+    ``share`` is in the partition's numbering of columns. The collective is the one with fewer
+    predicted bytes when None. Returns the halo and the entries of the whole A.
     """
     device = share.device
     first, last = partition.columns[ranks.rank], partition.columns[ranks.rank + 1]
@@ -127,10 +99,7 @@ def find_halo(
     send = needed[:, ranks.rank].tolist()
     starts = torch.repeat_interleave(bounds[:-1], edges[1:] - edges[:-1])
     send_ids = ranks.exchange(lacking - starts, receive, send, function)
-    if within_slices:
-        chosen: Collective = "all_to_all" if int(needed.sum()) else "none"
-    else:
-        chosen = _choose_collective(needed, partition.columns) if collective is None else collective
+    chosen = collective or _choose_collective(needed, partition.columns)
     padded = max(partition.columns[i + 1] - partition.columns[i] for i in range(ranks.size))
     if chosen == "all_gather":
         owner = torch.searchsorted(bounds[1:], outside, right=True)
@@ -138,16 +107,23 @@ def find_halo(
     else:
         numbers, width = torch.searchsorted(lacking, outside), lacking.numel()
     halo = Halo(
-        chosen,
-        _part(share, inside, columns[local_entries] - first, last - first),
-        _part(share, ~inside, numbers, width),
-        local_entries,
-        remote_entries,
-        send_ids,
-        tuple(send),
-        tuple(receive),
-        lacking.numel(),
-        needed,
-        padded,
-    )
+        chosen, _part(share, inside, columns[local_entries] - first, last - first),
+        _part(share, ~inside, numbers, width), local_entries, remote_entries, send_ids, tuple(send),
+        tuple(receive), lacking.numel(), needed, padded,
+    )  # fmt: skip
     return halo, int(counts[:, 0].sum())
+
+
+def join_extrema(
+    parts: Sequence[Tensor] | Tensor, present: Sequence[Tensor] | Tensor, reduce: str
+) -> Tensor:
+    """Join extrema over disjoint sets of entries, first to last; empty sets do not count.
+
+    ``present``: whether a part has an entry in the row, bool [rows, 1], one per part.
+    """
+    best, known = parts[0], present[0]
+    for other, there in zip(parts[1:], present[1:], strict=True):
+        better = (other > best if reduce == "max" else other < best) | other.isnan()
+        best = torch.where(there & (~known | better), other, best)
+        known = known | there
+    return best

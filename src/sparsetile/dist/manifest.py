@@ -17,16 +17,9 @@ from sparsetile.core.errors import DataError, describe
 from sparsetile.core.files import replacing
 
 __all__ = [
-    "MANIFEST",
-    "MOST_PARTS",
-    "VERSION",
-    "damaged_part",
-    "own_file",
-    "part_name",
-    "read_manifest",
-    "sha256",
-    "write_manifest",
-]
+    "MANIFEST", "MOST_PARTS", "VERSION", "damaged_part", "own_file", "part_name", "read_manifest",
+    "sha256", "write_manifest",
+]  # fmt: skip
 
 MANIFEST = "partition.json"
 VERSION = 1

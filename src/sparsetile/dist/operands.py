@@ -12,7 +12,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.operands import check_epilogue, in_plan_dtype
 
-__all__ = ["SharedRows", "check_rows", "facts_of", "values_fact"]
+__all__ = ["SharedRows", "check_rows", "facts_of"]
 
 
 class SharedRows(Protocol):
@@ -62,18 +62,11 @@ def facts_of(
     B: Tensor,
     alpha: float,
     reduce: str,
-    values: str,
     bias: Tensor | None,
     relu: bool,
     out_dtype: torch.dtype | None,
 ) -> dict[str, Any]:
-    """Return what must be the same on every rank, by the names that errors use.
-
-    Parameters
-    ----------
-    values : str
-        :func:`values_fact` of the values of this rank's rows; empty if they are not exchanged.
-    """
+    """Return what must be the same on every rank, by the names that errors use."""
     return {
         "the dtype of B": B.dtype,
         "reduce": reduce,
@@ -81,17 +74,8 @@ def facts_of(
         "the dimensions of B": B.dim(),
         "the batches of B": "x".join(map(str, B.shape[:-2])) or "0",
         "whether B requires grad": torch.is_grad_enabled() and B.requires_grad,
-        "values": values,
         "whether bias is given": bias is not None,
         "relu": bool(relu),
         "out_dtype": out_dtype,
         "alpha": alpha,
     }
-
-
-def values_fact(values: Tensor | None) -> str:
-    """Return what an exchange of values depends on; the plan's own stay in place."""
-    if values is None:
-        return "those of the plan"
-    tracked = torch.is_grad_enabled() and values.requires_grad
-    return f"{values.dtype}{' that require grad' if tracked else ''}"

@@ -20,8 +20,8 @@ from sparsetile.reorder import REORDERERS, Permutation
 
 __all__ = ["PARTITIONS", "Partition", "even_bounds", "find_partition", "row_costs", "share_bounds"]
 
-# Besides row orders: contiguous shares in the given order, torch's chunks, METIS.
-PARTITIONS = ("auto", "even", "metis", *REORDERERS)
+# Besides row orders: contiguous shares in the given order, torch's chunks.
+PARTITIONS = ("auto", "even", *REORDERERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,25 +109,6 @@ def _given(function: str, partition: Tensor, csr: CSR, parts: int) -> tuple[Tens
     return bounds, torch.argsort(given, stable=True)
 
 
-def _metis(function: str, csr: CSR, parts: int) -> Tensor:
-    try:
-        import pymetis
-    except ImportError:
-        names = [name for name in PARTITIONS if name != "metis"]
-        raise value_error(
-            function, "partition", f"one of {names}", "'metis' where pymetis is not installed",
-            "Install it with pip install pymetis",
-        ) from None  # fmt: skip
-    rows, columns = csr.row_ids().cpu(), csr.indices.long().cpu()
-    keep = rows != columns
-    both = torch.cat([torch.stack([rows, columns]), torch.stack([columns, rows])], 1)
-    both = both[:, torch.cat([keep, keep])].unique(dim=1)
-    counts = torch.bincount(both[0], minlength=csr.shape[0])
-    starts = torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
-    _, member = pymetis.part_graph(parts, xadj=starts.tolist(), adjncy=both[1].tolist())
-    return torch.tensor(member, dtype=torch.int64)
-
-
 def find_partition(
     function: str,
     csr: CSR,
@@ -137,16 +118,9 @@ def find_partition(
     itemsize: int,
     columns: Sequence[int] | None = None,
 ) -> Partition:
-    """Return the shares of a whole matrix.
+    """Return the shares of a whole matrix, by a name or a tensor of :func:`sparsetile.dist.plan`.
 
-    Parameters
-    ----------
-    partition : str or Tensor
-        ``auto``: contiguous shares of equal predicted time in the given order. A row order's name:
-        the same in that order, of rows and columns both. ``even``: shares of equal size, as
-        DTensor has them. ``metis``: by pymetis. A tensor: first rows [parts + 1], or parts [M].
-    columns : sequence of int [parts + 1], optional
-        First row of B of each share; those of A if it is square, else even ones.
+    ``columns``: first row of B of each share; those of A if it is square, else even ones.
     """
     rows, cols = csr.shape
     order: Tensor | None = None
@@ -156,10 +130,7 @@ def find_partition(
         bounds = tuple(found.tolist())
     else:
         name = one_of(function, "partition", partition, PARTITIONS)
-        if name == "metis":
-            found, order = _given(function, _metis(function, csr, parts), csr, parts)
-            bounds = tuple(found.tolist())
-        elif name == "even":
+        if name == "even":
             bounds = even_bounds(rows, parts)
         else:
             made: Permutation = REORDERERS["identity" if name == "auto" else name](csr)

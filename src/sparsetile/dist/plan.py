@@ -3,8 +3,7 @@
 A product has two parts: A's local columns times the rank's own rows of B, during the exchange of
 the halo, and A's other columns times the received rows. The second adds to the first in its
 epilogue (``beta = 1``), so bias and ReLU are applied once. This is CAGNET's 1-D scheme, but only
-the rows that are needed are exchanged. With replication (``replicas.py``) the two products give
-parts of C, which the ranks of a row group add up before bias and ReLU.
+the rows that are needed are exchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain, report
 from sparsetile.dist.group import Ranks
-from sparsetile.dist.halo import Halo
-from sparsetile.dist.operands import check_rows, facts_of, values_fact
-from sparsetile.dist.replicas import Grid, join_extrema
+from sparsetile.dist.halo import Halo, join_extrema
+from sparsetile.dist.operands import check_rows, facts_of
 from sparsetile.dist.shares import Found
 from sparsetile.launch.interface import Epilogue
 from sparsetile.plan.operands import check_values
@@ -51,10 +49,8 @@ class DistributedPlan:
         Entries of the whole A, and of this rank's rows.
     rows, columns : Tensor of int64
         Global indices of this rank's rows of C and of B. On the CPU.
-    exchange : {"none", "all_to_all", "all_gather", "replicate"}
-        How rows of B are exchanged; with ``replicate`` within slices, and parts of C within groups.
-    replicas : int
-        Ranks of a row group; 1 without replication.
+    exchange : {"none", "all_to_all", "all_gather"}
+        How rows of B are exchanged.
     halo_rows : int
         Number of distinct rows of B that this rank needs from others.
     """
@@ -69,7 +65,6 @@ class DistributedPlan:
         nnz: int,
         *,
         check: str,
-        grid: Grid | None = None,
         busiest_bytes: dict[str, int] | None = None,
     ) -> None:
         partition = found.partition
@@ -83,19 +78,14 @@ class DistributedPlan:
         self.nnz, self.local_nnz = nnz, found.csr.nnz
         self.rows = partition.ids(ranks.rank)
         self.columns = partition.ids(ranks.rank, of_columns=True)
-        self.exchange: str = halo.collective if grid is None else "replicate"
-        self.replicas = 1 if grid is None else grid.copies
+        self.exchange: str = halo.collective
         self.halo_rows = halo.rows
         self.partition = partition
         self.source = found.source
         self._csr = found.csr.with_values(None)
         self._ranks = ranks
         self._halo = halo
-        self._grid = grid
         self._busiest_bytes = busiest_bytes or {}
-        # With a grid, both plans have the values of other ranks' rows.
-        own = None if grid is None or found.csr.values is None else found.csr.values.detach()
-        self._own_values = None if own is None else own.to(local.dtype)
         self._local, self._remote = local, remote
         self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
         self._exchange.prepare()
@@ -181,8 +171,6 @@ class DistributedPlan:
         """A's values on this rank, by rows, then columns in the partition's numbering."""
         if self._follow is not None:
             return self._follow()
-        if self._grid is not None:
-            return self._own_values
         if self._local.values is None or self._remote.values is None:
             return None
         values = self._local.values.new_empty(self.local_nnz)
@@ -193,8 +181,7 @@ class DistributedPlan:
     def update_values(self, values: Tensor) -> DistributedPlan:
         """Replace this rank's values of A.
 
-        With replication every rank must call it, because ranks of a row group exchange values.
-        Otherwise a rank may call it alone, and the others keep their values.
+        A rank may call it alone; the others keep their values.
 
         Parameters
         ----------
@@ -203,23 +190,13 @@ class DistributedPlan:
             :class:`sparsetile.dist.Share` in that matrix's own order. If it requires grad, later
             products follow it and gradients flow into it. They stay on this rank.
         """
-        if self._grid is None:
-            check_values("update_values", self._csr, self.dtype, values)
-        else:
-            self._ranks.together(
-                "update_values", "values",
-                lambda: check_values("update_values", self._csr, self.dtype, values),
-                lambda _: {"whether values require grad": values.requires_grad},
-            )  # fmt: skip
+        check_values("update_values", self._csr, self.dtype, values)
         if values.requires_grad:
             csr = self._csr
             self._follow = lambda: csr.canonical_values(values)
         else:
             self._follow = None
             canonical = self._csr.canonical_values(values)
-            if self._grid is not None:
-                self._own_values = canonical.to(self.dtype, copy=True)
-                canonical = self._grid.values(self._own_values, "update_values")
             self._local.update_values(canonical[self._halo.local_entries])
             self._remote.update_values(canonical[self._halo.remote_entries])
         return self
@@ -237,8 +214,6 @@ class DistributedPlan:
         """Values of the local and the remote part; None for the plans' own."""
         if given is None:
             return None, None
-        if self._grid is not None:
-            given = self._grid.values(given)
         return given[self._halo.local_entries], given[self._halo.remote_entries]
 
     # -- products -------------------------------------------------------------------------------
@@ -264,8 +239,7 @@ class DistributedPlan:
         alpha, reduce, bias, relu, out_dtype
             As in :meth:`sparsetile.Plan.run`; the same on every rank.
         values : Tensor [entries], optional
-            Values of this rank's rows for this product, in the order of :meth:`update_values`. With
-            replication, pass them on every rank or on none.
+            Values of this rank's rows for this product, in the order of :meth:`update_values`.
         """
         if self.world_size == 1 and values is None and self._follow is None and type(B) is Tensor:
             # One rank has all of A and B: use the plain plan's product and errors.
@@ -279,8 +253,7 @@ class DistributedPlan:
                 mesh, B = unwrap(self, B)
             B, alpha, reduce = check_rows(self, B, alpha, reduce, bias, relu, out_dtype)
             own = self._values(values)
-            exchanged = "" if self._grid is None else values_fact(own)
-            facts = facts_of(B, alpha, reduce, exchanged, bias, relu, out_dtype)
+            facts = facts_of(B, alpha, reduce, bias, relu, out_dtype)
         except Exception as caught:  # whatever it is, the others must not wait
             error = caught
         # On a GPU a comparison waits for the device, so only new operands are compared.
@@ -289,7 +262,7 @@ class DistributedPlan:
         if self._needs_grad(B, parts, bias) or reduce != "sum":
             C = self._differentiable(B, parts, alpha, reduce, bias, relu, out_dtype)
         else:
-            C = self._fused(B, parts, alpha, bias, relu, out_dtype)
+            C = self._fused(B, parts, alpha, bias, relu, out_dtype).to(out_dtype or B.dtype)
         return C if mesh is None else wrap(self, C, mesh)
 
     def __matmul__(self, B: Tensor) -> Tensor:
@@ -314,24 +287,10 @@ class DistributedPlan:
         relu: bool,
         out_dtype: torch.dtype | None,
     ) -> Tensor:
-        """Without gradients: one set of buffers, the epilogue in the second product's kernel."""
-        grid, result = self._grid, out_dtype or B.dtype
-        if grid is not None:  # bias and ReLU follow the sum over the replicas
-            wide = self._wide(B.dtype, out_dtype)
-            C = grid.summed(self._two_products(B, parts, alpha, None, False, wide))
-            return self._finished(C, bias, relu, result)
-        return self._two_products(B, parts, alpha, bias, relu, out_dtype).to(result)
+        """Without gradients: one set of buffers, the epilogue in the second product's kernel.
 
-    def _two_products(
-        self,
-        B: Tensor,
-        parts: tuple[Tensor | None, Tensor | None],
-        alpha: float,
-        bias: Tensor | None,
-        relu: bool,
-        out_dtype: torch.dtype | None,
-    ) -> Tensor:
-        """The local product during the exchange, and the halo's added to it, in one type."""
+        C is in the type in which both products are added.
+        """
         if not self._exchange.active:
             return self._local.run(
                 B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
@@ -362,14 +321,6 @@ class DistributedPlan:
         )
         return C.reshape(*lead, *C.shape[-2:])
 
-    def _finished(self, C: Tensor, bias: Tensor | None, relu: bool, result: torch.dtype) -> Tensor:
-        """Bias and ReLU by torch, in the type of the sum, then C's own type."""
-        if bias is not None:
-            C = C + bias.to(C.dtype)
-        if relu:
-            C = torch.relu(C)
-        return C.to(result)
-
     def _differentiable(
         self,
         B: Tensor,
@@ -395,16 +346,13 @@ class DistributedPlan:
             other = self._remote.run(H, alpha=1.0 if extremum else alpha, values=parts[1],
                                      reduce=how, out_dtype=wide)  # fmt: skip
             C = join_extrema((C, other), self._present, reduce) if extremum else C + other
-        if self._grid is not None:
-            if extremum:
-                C = join_extrema(self._grid.parts(C), self._grid.present, reduce)
-            else:
-                C = self._grid.add(C)
         if extremum:
             return C if alpha == 1.0 else C * alpha
         if reduce == "mean":
             C = C * self._lengths.to(C.dtype).reciprocal().unsqueeze(-1)
-        return self._finished(C, bias, relu, out_dtype or B.dtype)
+        if bias is not None:
+            C = C + bias.to(C.dtype)
+        return (torch.relu(C) if relu else C).to(out_dtype or B.dtype)
 
     # -- reports --------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,6 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Collective, find_halo, wire_rows
 from sparsetile.dist.partition import PARTITIONS
 from sparsetile.dist.plan import DistributedPlan
-from sparsetile.dist.replicas import busiest_bytes, copies_of, default_copies, spread
 from sparsetile.dist.shares import Share, check_entries
 from sparsetile.dist.sources import read_source
 from sparsetile.intake import CSR
@@ -39,7 +38,6 @@ def plan(
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
     exchange: str = "auto",
-    replicas: int | None = None,
     check: str = "auto",
 ) -> DistributedPlan:
     """Plan products of A with its rows distributed over the ranks. Every rank must call it.
@@ -59,8 +57,8 @@ def plan(
     partition : str or Tensor
         ``auto``: contiguous shares of equal predicted time. A row order (``affinity``, ``rcm``,
         ...): the same after reordering rows and columns, so that communities stay together.
-        ``even``: shares of equal size, as in a DTensor. ``metis``: by pymetis, if it is
-        installed. A tensor: first rows [ranks + 1], or the rank of each row [M].
+        ``even``: shares of equal size, as in a DTensor. A tensor: first rows [ranks + 1], or the
+        rank of each row [M], such as a graph partitioner finds.
     columns : sequence of int [ranks + 1], optional
         First row of B of each rank. When None: the same as the rows of A if A is square, else even.
     dtype, system, deterministic, tune
@@ -68,14 +66,8 @@ def plan(
     device : torch.device, optional
         Where this rank computes. A's own device when None. A matrix that is read from files or
         received goes to this process's GPU if the group uses NCCL.
-    exchange : {"auto", "all_to_all", "all_gather", "replicate"}
-        How rows of B are exchanged; ``auto`` chooses one of the first two by bytes. ``replicate``
-        (1.5-D): groups of ``replicas`` ranks split the columns of all their rows, so each receives
-        fewer rows of B, and then add their parts of C. The inputs and outputs of a rank do not
-        change.
-    replicas : int, optional
-        Ranks per row group with ``replicate``, which it selects: at least 2, and a divisor of the
-        number of ranks. When None, the divisor nearest to the square root of that number.
+    exchange : {"auto", "all_to_all", "all_gather"}
+        How rows of B are exchanged; ``auto`` chooses by bytes.
     check : {"auto", "always", "first"}
         When ranks compare their arguments before an exchange. ``always``: at every product, which
         waits for a GPU. ``first``: if a rank sees a new width, dtype, batch or epilogue; once ranks
@@ -92,8 +84,7 @@ def plan(
         dimension("plan", "n", n)
         one_of("plan", "system", system, ["auto", *SYSTEMS])
         one_of("plan", "tune", tune, ["model", "measure"])
-        one_of("plan", "exchange", exchange, ["auto", "all_to_all", "all_gather", "replicate"])
-        _check_replicas(exchange, replicas, ranks.size)
+        one_of("plan", "exchange", exchange, ["auto", *get_args(Collective)[1:]])
         one_of("plan", "check", check, ["auto", "always", "first"])
         if not isinstance(partition, Tensor):
             one_of("plan", "partition", partition, PARTITIONS)
@@ -113,7 +104,6 @@ def plan(
             "partition": partition.tolist() if isinstance(partition, Tensor) else partition,
             "columns": None if columns is None else [int(first) for first in columns],
             "exchange": exchange,
-            "replicas": replicas,
             "check": check,
             "the kind of device": found.type,
         },
@@ -126,31 +116,16 @@ def plan(
         "plan", "A", lambda: check_entries("plan", csr.nnz),
         lambda _: {"dtype": kind, "whether A has values": csr.values is not None},
     )  # fmt: skip
-    collective: Collective | None = None
-    if exchange == "all_gather":
-        collective = "all_gather"
-    elif exchange == "all_to_all":
-        collective = "all_to_all"
+    collective = None if exchange == "auto" else cast(Collective, exchange)
     halo, nnz = find_halo(ranks, csr, found.partition, "plan", collective)
     row = n * kind.itemsize
     rows = wire_rows(halo.needed, found.partition.columns)
     most = {name: count * row for name, count in rows.items()}
-    grid, share = None, csr
-    copies = replicas or (default_copies(ranks.size) if exchange == "replicate" else 1)
-    if copies > 1:
-        grid, share = spread(ranks, csr, found.partition, copies, kind)
-        halo, _ = find_halo(ranks, share, found.partition, "plan", within_slices=True)
-        most["replicate"] = busiest_bytes(
-            halo.needed, found.partition.rows, copies, n, kind.itemsize
-        )
 
     def both() -> list[Any]:
         made = []
-        for part, entries in (
-            (halo.local, halo.local_entries),
-            (halo.remote, halo.remote_entries),
-        ):
-            values = None if share.values is None else share.values[entries]
+        for part, entries in ((halo.local, halo.local_entries), (halo.remote, halo.remote_entries)):
+            values = None if csr.values is None else csr.values[entries]
             matrix = CSR(part.indptr, part.indices, values, part.shape)
             # No timing unless asked for: results must not change from run to run.
             here = plan_here(
@@ -162,28 +137,7 @@ def plan(
 
     local, remote = ranks.together("plan", "A", both)
     when = check if check != "auto" else "first" if target.type == "cuda" else "always"
-    return DistributedPlan(
-        ranks, found, halo, local, remote, nnz,
-        check=when, grid=grid, busiest_bytes=most,
-    )  # fmt: skip
-
-
-def _check_replicas(exchange: str, replicas: int | None, size: int) -> None:
-    """Raise for a replication that does not divide the ranks or the exchange does not use."""
-    if replicas is None:
-        return
-    if exchange not in ("auto", "replicate"):
-        raise value_error(
-            "plan", "replicas", f"None with exchange={exchange!r}", replicas,
-            "Omit it, or pass exchange='replicate'",
-        )  # fmt: skip
-    able = copies_of(size)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas not in able:
-        expected = f"one of {able}, the divisors of {size} ranks" if able else "None on one rank"
-        raise value_error(
-            "plan", "replicas", expected, repr(replicas),
-            "Omit it to use the one nearest to the square root" if able else "Omit it",
-        )  # fmt: skip
+    return DistributedPlan(ranks, found, halo, local, remote, nnz, check=when, busiest_bytes=most)
 
 
 def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.device:

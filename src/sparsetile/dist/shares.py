@@ -45,21 +45,16 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of reading A on a rank.
+    """The result of reading A on a rank."""
 
-    Attributes
-    ----------
-    csr : CSR [own rows, K]
-        In the partition's numbering of columns. For a :class:`Share`, its ``entry_map`` maps the
-        caller's entries to these.
-    follow : callable or None
-        Returns this rank's current values, one per entry of ``csr``, if the caller's require grad.
-    """
-
+    # CSR [own rows, K]: in the partition's numbering of columns. For a :class:`Share`, its
+    # ``entry_map`` maps the caller's entries to these.
     csr: CSR
     partition: Partition
     shape: tuple[int, int]
     source: str
+    # Returns this rank's current values, one per entry of ``csr``, if the
+    # caller's require grad.
     follow: Callable[[], Tensor | None] | None = None
 
 

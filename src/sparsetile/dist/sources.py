@@ -17,6 +17,7 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.partition import Partition, column_bounds, find_partition
 from sparsetile.dist.shares import Found, Share, check_entries, content_digest, renumbered
 from sparsetile.intake import CSR, as_csr, current_values
+from sparsetile.intake.csr import offsets
 
 __all__ = ["kind_of_source", "read_source"]
 
@@ -72,13 +73,7 @@ def read_source(
     itemsize: int,
     device: torch.device,
 ) -> Found:
-    """Return this rank's rows of A on ``device``; the same error on every rank if it cannot.
-
-    Parameters
-    ----------
-    itemsize : int
-        Bytes of an element of B, for the balance of shares.
-    """
+    """Return this rank's rows of A on ``device``; the same error on every rank if it cannot."""
     wanted = Wanted(ranks, partition, columns, n, itemsize, device)
     kinds = [str(kind) for kind in ranks.objects(kind_of_source(A), "plan")]
     holders = [rank for rank, kind in enumerate(kinds) if kind != "nothing"]
@@ -302,8 +297,6 @@ def _from_one(wanted: Wanted, A: Any, source: int) -> Found:
     if header["values"] is not None:
         kind = _DTYPES[header["values"]]
         values = scatter([piece.values for piece in pieces], counts, kind)  # type: ignore[misc]
-    indptr = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=device)
-    torch.cumsum(lengths, 0, out=indptr[1:])
     assert indices.numel() == own
-    mine = CSR(indptr, indices, values, (lengths.numel(), header["shape"][1]))
+    mine = CSR(offsets(lengths), indices, values, (lengths.numel(), header["shape"][1]))
     return Found(mine, found, header["shape"], f"sent by rank {source}")

@@ -21,14 +21,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.dist.agreement import Agreement
 from sparsetile.dist.collectives import copied, gathered, nothing, reduced, split
 from sparsetile.dist.dtensor import is_dtensor
-from sparsetile.dist.features import (
-    Side,
-    as_sparse,
-    digest_of,
-    joined,
-    part_of,
-    shares_given,
-)
+from sparsetile.dist.features import Side, as_sparse, digest_of, joined, part_of, shares_given
 from sparsetile.dist.group import Ranks
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.layers.block_layer import activate

@@ -9,11 +9,5 @@ from sparsetile.intake.files import read_matrix, write_npz
 from sparsetile.intake.identity import fingerprint
 
 __all__ = [
-    "CSR",
-    "VALUE_DTYPES",
-    "as_csr",
-    "current_values",
-    "fingerprint",
-    "read_matrix",
-    "write_npz",
-]
+    "CSR", "VALUE_DTYPES", "as_csr", "current_values", "fingerprint", "read_matrix", "write_npz",
+]  # fmt: skip

@@ -46,28 +46,19 @@ def as_tensor(function: str, argument: str, array: Any) -> Tensor:
         tensor = torch.from_dlpack(array)
     else:
         raise type_error(
-            function,
-            argument,
-            "a torch tensor or a numpy array",
-            type(array).__name__,
+            function, argument, "a torch tensor or a numpy array", type(array).__name__,
             "Wrap it in torch.as_tensor",
-        )
+        )  # fmt: skip
     if tensor.layout != torch.strided:
         raise type_error(
-            function,
-            argument,
-            "a dense tensor",
-            f"one of layout {tensor.layout}",
+            function, argument, "a dense tensor", f"one of layout {tensor.layout}",
             "Pass the parts of a sparse tensor, or the sparse tensor alone as A",
-        )
+        )  # fmt: skip
     if tensor.device.type == "meta":
         raise value_error(
-            function,
-            argument,
-            "a tensor that holds data",
-            "one on the meta device",
+            function, argument, "a tensor that holds data", "one on the meta device",
             "Move the matrix to the CPU or a GPU first",
-        )
+        )  # fmt: skip
     return tensor.resolve_neg()
 
 
@@ -82,12 +73,9 @@ def _from_numpy(function: str, argument: str, array: np.ndarray) -> Tensor:
         return torch.from_numpy(plain)
     except TypeError:
         raise type_error(
-            function,
-            argument,
-            "an array of a type that torch has",
-            f"dtype {array.dtype}",
+            function, argument, "an array of a type that torch has", f"dtype {array.dtype}",
             "Convert it with astype, for instance to float32 or int64",
-        ) from None
+        ) from None  # fmt: skip
 
 
 def index_tensor(function: str, argument: str, array: Any, ndim: int = 1) -> Tensor:
@@ -95,12 +83,9 @@ def index_tensor(function: str, argument: str, array: Any, ndim: int = 1) -> Ten
     tensor = as_tensor(function, argument, array)
     if tensor.dtype not in _INDEX_DTYPES:
         raise type_error(
-            function,
-            argument,
-            "int32 or int64",
-            dtype_name(tensor.dtype),
+            function, argument, "int32 or int64", dtype_name(tensor.dtype),
             "Convert it with .to(torch.int64)",
-        )
+        )  # fmt: skip
     return _of_ndim(function, argument, tensor, ndim)
 
 
@@ -124,12 +109,9 @@ def values_tensor(function: str, argument: str, array: Any, ndim: int = 1) -> Te
 def _of_ndim(function: str, argument: str, tensor: Tensor, ndim: int) -> Tensor:
     if tensor.ndim != ndim:
         raise value_error(
-            function,
-            argument,
-            f"{ndim}-dimensional",
-            f"shape {tuple(tensor.shape)}",
+            function, argument, f"{ndim}-dimensional", f"shape {tuple(tensor.shape)}",
             "Flatten it with .reshape(-1)" if ndim == 1 else "Check the order of the arguments",
-        )
+        )  # fmt: skip
     return tensor
 
 
@@ -163,10 +145,8 @@ def float_values(function: str, argument: str, values: Tensor) -> Tensor:
     if not bool(exact.all()):
         at = int(torch.nonzero(~exact)[0, 0])
         raise type_error(
-            function,
-            argument,
-            f"whole numbers that {dtype_name(target)} holds exactly",
+            function, argument, f"whole numbers that {dtype_name(target)} holds exactly",
             f"{dtype_name(values.dtype)} that it would round (entry {at})",
             "Convert it to the float type you want, for instance with .to(torch.float64)",
-        )
+        )  # fmt: skip
     return converted

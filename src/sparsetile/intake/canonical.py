@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.intake.arrays import float_values
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, owners
 from sparsetile.intake.ordering import sort_entries
 
 __all__ = ["Names", "from_compressed", "from_coordinates", "row_pointers"]
@@ -54,20 +54,9 @@ def from_compressed(
 ) -> CSR:
     """Return canonical CSR of a compressed matrix (CSR, CSC, BSR or BSC).
 
-    Parameters
-    ----------
-    names
-        Names of the parts in an error.
-    indptr, indices
-        int32 or int64, 1-D, of blocks when ``block`` is not (1, 1).
-    values
-        None, float [entries], or float [blocks, R, C] for a blocked matrix.
-    shape
-        (rows, columns) of the whole matrix, in entries.
-    by_column
-        True when ``indptr`` runs over columns.
-    block
-        (R, C) of a blocked matrix. Zeros inside blocks become entries.
+    ``indptr`` and ``indices`` are int32 or int64, of blocks if ``block`` is not (1, 1); ``indptr``
+    runs over columns if ``by_column``. ``values`` are None, float [entries], or [blocks, R, C] of a
+    blocked matrix, whose zeros inside blocks become entries. ``shape`` is that of the whole matrix.
     """
     block_rows, block_columns = block
     _check_blocks(names, shape, block)
@@ -77,12 +66,10 @@ def from_compressed(
     _check_length(names, values, indices.numel())
     if indptr.numel() != major + 1:
         raise value_error(
-            names.function,
-            names.indptr,
+            names.function, names.indptr,
             f"of length {major + 1} ({'columns' if by_column else 'rows'} + 1)",
-            f"length {indptr.numel()}",
-            "Check it against shape",
-        )
+            f"length {indptr.numel()}", "Check it against shape",
+        )  # fmt: skip
     unit = "" if block == (1, 1) else "block "
     ascending = _check_compressed_content(
         names, indptr, indices, minor, f"{unit}{'rows' if by_column else 'columns'}"
@@ -102,8 +89,7 @@ def from_compressed(
 
     entries = indices.numel()
     indptr = indptr.to(torch.int64)
-    line = torch.arange(major, device=indptr.device)
-    majors = torch.repeat_interleave(line, indptr[1:] - indptr[:-1], output_size=entries)
+    majors = owners(indptr.diff(), entries)
     minors = indices.to(torch.int64)
     rows, columns = (minors, majors) if by_column else (majors, minors)
     if blocked:
@@ -121,12 +107,9 @@ def from_coordinates(
     _check_together(names, {names.rows: rows, names.columns: columns, names.values: values})
     if rows.numel() != columns.numel():
         raise value_error(
-            names.function,
-            names.columns,
-            f"of length {rows.numel()}, as {names.rows}",
-            f"length {columns.numel()}",
-            "Give one row and one column for each entry",
-        )
+            names.function, names.columns, f"of length {rows.numel()}, as {names.rows}",
+            f"length {columns.numel()}", "Give one row and one column for each entry",
+        )  # fmt: skip
     _check_length(names, values, rows.numel())
     if rows.numel() == 0:
         if values is not None:
@@ -203,35 +186,27 @@ def _expand_blocks(rows: Tensor, columns: Tensor, block: tuple[int, int]) -> tup
 def _check_blocks(names: Names, shape: tuple[int, int], block: tuple[int, int]) -> None:
     if min(block) < 1 or shape[0] % block[0] or shape[1] % block[1]:
         raise value_error(
-            names.function,
-            "A",
-            f"of a shape that its blocks of {block[0]} x {block[1]} divide",
-            f"shape {shape}",
-            "Pad the matrix or choose another block size",
-        )
+            names.function, "A", f"of a shape that its blocks of {block[0]} x {block[1]} divide",
+            f"shape {shape}", "Pad the matrix or choose another block size",
+        )  # fmt: skip
 
 
 def _check_together(names: Names, parts: dict[str, Tensor | None]) -> None:
     devices = {name: part.device for name, part in parts.items() if part is not None}
     if len(set(devices.values())) > 1:
         raise value_error(
-            names.function,
-            "A",
-            "on one device",
+            names.function, "A", "on one device",
             ", ".join(f"{name} on {device}" for name, device in devices.items()),
             "Move all parts to the same device with .to(device)",
-        )
+        )  # fmt: skip
 
 
 def _check_length(names: Names, values: Tensor | None, entries: int) -> None:
     if values is not None and values.shape[0] != entries:
         raise value_error(
-            names.function,
-            names.values,
-            f"of length {entries}, one for each entry",
-            f"length {values.shape[0]}",
-            "Give one value for each index, or None for a pattern",
-        )
+            names.function, names.values, f"of length {entries}, one for each entry",
+            f"length {values.shape[0]}", "Give one value for each index, or None for a pattern",
+        )  # fmt: skip
 
 
 def _check_compressed_content(
@@ -250,29 +225,21 @@ def _check_compressed_content(
     first, last, falling, *rest = torch.stack([fact.to(torch.int64) for fact in facts]).tolist()
     if first != 0:
         raise value_error(
-            names.function,
-            f"{names.indptr}[0]",
-            "0",
-            first,
+            names.function, f"{names.indptr}[0]", "0", first,
             "Subtract the first element when this is a slice of a larger matrix",
-        )
+        )  # fmt: skip
     if falling:
         at = int(torch.nonzero(falls)[0, 0])
         raise value_error(
-            names.function,
-            names.indptr,
-            "non-decreasing",
+            names.function, names.indptr, "non-decreasing",
             f"{int(indptr[at])} followed by {int(indptr[at + 1])} at position {at + 1}",
             "Pass cumulative counts of the entries",
-        )
+        )  # fmt: skip
     if last != entries:
         raise value_error(
-            names.function,
-            f"{names.indptr}[-1]",
-            f"{entries}, the number of {names.indices}",
-            last,
-            f"Pass {names.indptr} and {names.indices} of the same matrix",
-        )
+            names.function, f"{names.indptr}[-1]", f"{entries}, the number of {names.indices}",
+            last, f"Pass {names.indptr} and {names.indices} of the same matrix",
+        )  # fmt: skip
     if not entries:
         return True
     low, high, ascending = rest
@@ -287,9 +254,6 @@ def _check_range(
         return
     at = int(torch.nonzero((indices < 0) | (indices >= size))[0, 0])
     raise value_error(
-        names.function,
-        argument,
-        f"at least 0 and below {size}, the number of {what}",
-        f"{int(indices[at])} at entry {at}",
-        "Check shape, and that indices count from 0",
-    )
+        names.function, argument, f"at least 0 and below {size}, the number of {what}",
+        f"{int(indices[at])} at entry {at}", "Check shape, and that indices count from 0",
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,7 @@ from sparsetile.intake.files import read_matrix
 from sparsetile.intake.foreign import from_scipy, from_torch_sparse
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import from_torch
-from sparsetile.intake.tuples import (
-    from_csr_tuple,
-    from_edge_index,
-    from_edge_tuple,
-    graph_parts,
-)
+from sparsetile.intake.tuples import from_csr_tuple, from_edge_index, from_edge_tuple, graph_parts
 
 __all__ = ["as_csr"]
 
@@ -32,42 +28,14 @@ _ACCEPTED = (
 
 
 def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None = None) -> CSR:
-    """Return any supported sparse matrix as canonical CSR, or raise one clear error.
+    """Return any supported sparse matrix (docs/reference/support.md) as canonical CSR, or raise.
 
     Rows come out sorted, duplicates summed (half types in float32), explicit zeros kept.
     ``CSR.entry_map`` maps each entry of the input to its position. Values stay in the autograd
     graph and keep their float type; whole numbers and bools become the default float type if it
     holds them exactly. A pattern (no values) stays one, unless it has duplicates: then the values
-    are the multiplicities. The result may share memory with ``A``.
-
-    Parameters
-    ----------
-    A
-        - torch sparse tensor, M x K: CSR, CSC, COO (coalesced or not), BSR, BSC
-        - scipy or cupyx sparse matrix or array of any format
-        - ``(edge_index, weight, shape)``: integer [2, E] (row 0 holds A's rows, row 1 its
-          columns), float [E] or None, (M, K); ``edge_index`` may be a PyG ``EdgeIndex``, which
-          may also stand alone. If ``shape`` is missing or None and no ``sparse_size`` is known,
-          the matrix is square and the largest number in ``edge_index`` is its last row
-        - PyG ``Data``: its ``edge_index``, ``edge_weight`` if it has one, and ``num_nodes``
-        - ``(indptr, indices, values, shape)``: integer [M + 1], integer [nnz], float [nnz] or None
-        - torch_sparse ``SparseTensor``
-        - path to ``.mtx``, ``.mtx.gz`` or ``.npz`` (see :func:`sparsetile.intake.read_matrix`)
-        - CSR: returned as it is, after a check that it is canonical
-
-        Indices are int32 or int64; numpy arrays are accepted in place of tensors.
-    function
-        The name that error texts begin with.
-    device
-        Device of the result; None keeps that of ``A`` (files: CPU). The work runs on ``A``'s
-        device.
-
-    Raises
-    ------
-    TypeError
-        ``A`` or a part of it has an unsupported type.
-    ValueError
-        The parts contradict each other or the shape. ``DataError`` when a file does.
+    are the multiplicities. The result may share memory with ``A``. Errors begin with ``function``.
+    The work runs on A's device; ``device`` is that of the result, A's own when None (files: CPU).
     """
     target = None if device is None else _device(function, device)
     kind = kind_of(A)
@@ -75,25 +43,23 @@ def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None 
         csr = A if A.checked else _checked(function, A)
     elif kind is Kind.PATH:
         csr = read_matrix(A, function=function)
-    elif kind is Kind.TENSOR:
-        csr = from_torch(function, A)
-    elif kind is Kind.EDGE_INDEX:
-        csr = from_edge_index(function, A)
-    elif kind is Kind.EDGE_TUPLE:
-        csr = from_edge_tuple(function, A)
-    elif kind is Kind.CSR_TUPLE:
-        csr = from_csr_tuple(function, A)
-    elif kind is Kind.SCIPY or kind is Kind.CUPYX:
-        csr = from_scipy(function, A)
-    elif kind is Kind.TORCH_SPARSE:
-        csr = from_torch_sparse(function, A)
-    elif kind is Kind.GRAPH:
-        csr = from_edge_tuple(function, graph_parts(function, A))
+    elif kind in _READERS:
+        csr = _READERS[kind](function, A)
     else:
         raise type_error(function, "A", "a sparse matrix", _describe(A), _ACCEPTED)
     return csr if target is None else csr.to(target)
 
 
+_READERS: dict[Kind | None, Callable[[str, Any], CSR]] = {
+    Kind.TENSOR: from_torch,
+    Kind.EDGE_INDEX: from_edge_index,
+    Kind.EDGE_TUPLE: from_edge_tuple,
+    Kind.CSR_TUPLE: from_csr_tuple,
+    Kind.SCIPY: from_scipy,
+    Kind.CUPYX: from_scipy,
+    Kind.TORCH_SPARSE: from_torch_sparse,
+    Kind.GRAPH: lambda function, A: from_edge_tuple(function, graph_parts(function, A)),
+}
 _CANONICAL = "Pass the tuple (indptr, indices, values, shape) in its place, which is converted"
 
 

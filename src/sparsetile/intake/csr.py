@@ -16,7 +16,10 @@ from torch import Tensor
 
 from sparsetile.core.streams import capturing, settle
 
-__all__ = ["CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "result_dtype"]
+__all__ = [
+    "CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "offsets", "owners",
+    "result_dtype",
+]  # fmt: skip
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Most entries that one sort by columns takes.
@@ -30,6 +33,19 @@ PRODUCT_DTYPES = (*VALUE_DTYPES, FP8)
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the default type of C: B's own, bfloat16 for FP8."""
     return FP8_RESULTS[0] if dtype is FP8 else dtype
+
+
+def offsets(counts: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Counts [n] -> first of each, and their sum: [n + 1]."""
+    found = torch.zeros(counts.numel() + 1, dtype=dtype, device=counts.device)
+    torch.cumsum(counts, 0, out=found[1:])
+    return found
+
+
+def owners(counts: Tensor, total: int | None = None, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return 0 ``counts[0]`` times, then 1, and so on; no wait if ``total`` is their sum."""
+    numbers = torch.arange(counts.numel(), dtype=dtype, device=counts.device)
+    return torch.repeat_interleave(numbers, counts, output_size=total)
 
 
 def _plain_mode() -> bool:
@@ -156,8 +172,7 @@ class CSR:
 
     def row_ids(self, dtype: torch.dtype = torch.int64) -> Tensor:
         """Row of each stored entry, [nnz]."""
-        rows = torch.arange(self.shape[0], dtype=dtype, device=self.device)
-        return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.nnz)
+        return owners(self.row_lengths(), self.nnz, dtype)
 
     def with_values(self, values: Tensor | None) -> CSR:
         """Return the same pattern with other values (canonical order)."""
@@ -225,16 +240,11 @@ class CSR:
         return summed.to(entry_values.dtype)
 
     def select_rows(self, rows: Tensor) -> tuple[CSR, Tensor]:
-        """Return a matrix of the given rows, in that order, and each entry's index in this matrix.
-
-        Parameters
-        ----------
-        rows : Tensor of int64 [m]
-            Row numbers, each at most once.
+        """Return a matrix of the given rows, each at most once, and each entry's index in this
+        matrix.
         """
         lengths = self.row_lengths()[rows]
-        indptr = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(lengths, 0, out=indptr[1:])
+        indptr = offsets(lengths)
         total = int(indptr[-1])
         first = self.indptr[:-1][rows] - indptr[:-1]
         entries = torch.arange(total, device=self.device) + torch.repeat_interleave(
@@ -268,11 +278,8 @@ class CSR:
     def transposed(self, order: Tensor | None = None) -> CSR:
         """Return Aᵀ in canonical form; ``order`` is :meth:`transpose_order` when known."""
         order = self.transpose_order() if order is None else order
-        counts = torch.bincount(self.indices, minlength=self.shape[1])
-        indptr = torch.zeros(self.shape[1] + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(counts, 0, out=indptr[1:])
         return CSR(
-            indptr,
+            offsets(torch.bincount(self.indices, minlength=self.shape[1])),
             self.row_ids(torch.int32)[order],
             None if self.values is None else self.values[order],
             (self.shape[1], self.shape[0]),

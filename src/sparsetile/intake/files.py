@@ -35,40 +35,18 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") -> CSR:
     """Read a matrix file into canonical CSR on the CPU.
 
-    Parameters
-    ----------
-    path
-        ``.mtx`` or ``.mtx.gz``: Matrix Market, coordinate format, field real, integer or pattern,
-        any symmetry (the other half is filled in). ``.npz``: arrays ``indptr``, ``indices``,
-        ``shape`` and, unless it is a pattern, ``data``; or what ``scipy.sparse.save_npz`` writes.
-    function
-        The name that error texts begin with.
-
-    Returns
-    -------
-    CSR
-        ``values`` is None for a pattern, float64 for a Matrix Market file of reals, and of the
-        stored type for ``.npz``.
-
-    Raises
-    ------
-    FileNotFoundError, IsADirectoryError
-        There is no such file, or it is a folder.
-    ValueError
-        The name ends in none of the known extensions.
-    DataError
-        The file is damaged, truncated, or contains something else.
+    ``.mtx`` or ``.mtx.gz``: Matrix Market, coordinate format, field real, integer or pattern, any
+    symmetry (the other half is filled in); values are float64, None for a pattern. ``.npz``: arrays
+    ``indptr``, ``indices``, ``shape`` and, unless it is a pattern, ``data``; or what
+    ``scipy.sparse.save_npz`` writes. A damaged file is a DataError.
     """
     file = Path(path)
     name = file.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
         raise value_error(
-            function,
-            "path",
-            "a file named .mtx, .mtx.gz or .npz",
-            repr(str(file)),
+            function, "path", "a file named .mtx, .mtx.gz or .npz", repr(str(file)),
             "Convert the matrix to one of these",
-        )
+        )  # fmt: skip
     if file.is_dir():
         raise IsADirectoryError(
             describe(function, "path", "a file", f"the folder {str(file)!r}", "Name a file in it")
@@ -128,11 +106,9 @@ def _read_mtx(function: str, file: Path) -> CSR:
     least = 4 if header.field == "pattern" else 6  # "1 1\n" and "1 1 1\n"
     if header.entries * least > room + 1:
         raise damaged(
-            function,
-            file,
-            f"large enough for the {header.entries} entries its header announces",
+            function, file, f"large enough for the {header.entries} entries its header announces",
             f"{file.stat().st_size} bytes",
-        )
+        )  # fmt: skip
     check_rows(function, file, header.rows, room)
 
     from scipy.io import mmread
@@ -201,11 +177,9 @@ def _read_market_header(function: str, file: Path, stream: BinaryIO) -> _MarketH
     words = [word.lower() for word in banner[1:]]
     if len(words) != 4 or words[0] != "matrix":
         raise damaged(
-            function,
-            file,
-            "headed '%%MatrixMarket matrix coordinate FIELD SYMMETRY'",
+            function, file, "headed '%%MatrixMarket matrix coordinate FIELD SYMMETRY'",
             repr(" ".join(banner)[:80]),
-        )
+        )  # fmt: skip
     _, layout, field, symmetry = words
     for given, allowed, what, remedy in (
         (layout, ("coordinate",), "format", "Convert it with scipy.sparse.coo_array and mmwrite"),
@@ -243,9 +217,7 @@ def _read_size_line(function: str, file: Path, stream: BinaryIO) -> tuple[int, i
     rows, columns, entries = (int(word) for word in text.split())
     if min(rows, columns, entries) < 0 or max(rows, columns) > MAX_DIM:
         raise damaged(
-            function,
-            file,
-            f"sized by ROWS and COLUMNS from 0 to {MAX_DIM} and ENTRIES from 0",
+            function, file, f"sized by ROWS and COLUMNS from 0 to {MAX_DIM} and ENTRIES from 0",
             repr(text),
-        )
+        )  # fmt: skip
     return rows, columns, entries

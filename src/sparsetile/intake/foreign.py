@@ -28,12 +28,9 @@ def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
     names = names or Names(function)
     if len(A.shape) != 2:
         raise value_error(
-            function,
-            "A",
-            "a matrix of two dimensions",
-            f"shape {tuple(A.shape)}",
+            function, "A", "a matrix of two dimensions", f"shape {tuple(A.shape)}",
             "Reshape it to one row or one column",
-        )
+        )  # fmt: skip
     shape = matrix_shape(function, A.shape)
     name = A.format
     if name in ("csr", "csc", "bsr"):
@@ -65,12 +62,9 @@ def from_scipy(function: str, A: Any, names: Names | None = None) -> CSR:
         A = A.tocoo()
     elif name != "coo":
         raise type_error(
-            function,
-            "A",
-            "a sparse matrix of format csr, csc, coo, bsr, dia, lil or dok",
-            f"format {name!r}",
-            "Call A.tocsr() first",
-        )
+            function, "A", "a sparse matrix of format csr, csc, coo, bsr, dia, lil or dok",
+            f"format {name!r}", "Call A.tocsr() first",
+        )  # fmt: skip
     return from_coordinates(
         names,
         scipy_index_tensor(function, names.rows, A.row),

@@ -66,18 +66,9 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
 
     A different key means that the content may have changed; a change of the values alone leaves
     ``pattern_key`` equal. Trained values, and those of a sparse tensor on a GPU, never equal an
-    earlier reading: read them again (a copy on the GPU, without waiting). Keys hold no reference
-    to the matrix, and another tensor at the same address never gets the same key.
-
-    Parameters
-    ----------
-    A
-        Anything that :func:`sparsetile.intake.as_csr` accepts. It is not validated.
-
-    Returns
-    -------
-    tuple or None
-        None if ``A`` cannot be identified, such as a missing file.
+    earlier reading: read them again (a copy on the GPU, without waiting). Keys hold no reference to
+    the matrix, and another tensor at the same address never gets the same key. A is not validated.
+    None if it cannot be identified, such as a missing file.
     """
     kind = kind_of(A)
     try:
@@ -126,10 +117,7 @@ def _of_sparse_tensor(A: Tensor) -> tuple[Hashable, Hashable]:
 def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
     if A.format in ("lil", "dok"):
         A = A.tocoo()
-    parts = {
-        "coo": ("row", "col"),
-        "dia": ("offsets",),
-    }.get(A.format, ("indptr", "indices"))
+    parts = {"coo": ("row", "col"), "dia": ("offsets",)}.get(A.format, ("indptr", "indices"))
     pattern = tuple(_key(getattr(A, part)) for part in parts)
     if A.format == "dia":  # its zeros are not entries
         pattern += (_key(A.data != 0),)

@@ -83,34 +83,22 @@ def _check_layout(function: str, A: Tensor) -> None:
         )  # fmt: skip
     if A.layout == torch.strided:
         raise type_error(
-            function,
-            "A",
-            "a sparse matrix",
-            f"a dense tensor of shape {tuple(A.shape)}",
+            function, "A", "a sparse matrix", f"a dense tensor of shape {tuple(A.shape)}",
             "Call A.to_sparse_csr() first",
-        )
+        )  # fmt: skip
     if A.layout not in (torch.sparse_coo, *_BY_ROW, *_BY_COLUMN):
         raise type_error(
-            function,
-            "A",
-            "a sparse tensor of layout CSR, CSC, COO, BSR or BSC",
-            f"layout {A.layout}",
-            "Call A.to_sparse_csr() first",
-        )
+            function, "A", "a sparse tensor of layout CSR, CSC, COO, BSR or BSC",
+            f"layout {A.layout}", "Call A.to_sparse_csr() first",
+        )  # fmt: skip
     if A.ndim != 2 or A.dense_dim():
         extra = f" with {A.dense_dim()} dense dimensions" if A.dense_dim() else ""
         raise value_error(
-            function,
-            "A",
-            "a matrix of two sparse dimensions",
-            f"shape {tuple(A.shape)}{extra}",
+            function, "A", "a matrix of two sparse dimensions", f"shape {tuple(A.shape)}{extra}",
             "Pass one matrix at a time",
-        )
+        )  # fmt: skip
     if A.device.type == "meta":
         raise value_error(
-            function,
-            "A",
-            "a tensor that holds data",
-            "one on the meta device",
+            function, "A", "a tensor that holds data", "one on the meta device",
             "Move the matrix to the CPU or a GPU first",
-        )
+        )  # fmt: skip

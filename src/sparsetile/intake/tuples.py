@@ -21,14 +21,9 @@ from sparsetile.intake.csr import CSR
 from sparsetile.intake.recognise import Kind, kind_of
 
 __all__ = [
-    "edge_parts",
-    "from_csr_tuple",
-    "from_edge_index",
-    "from_edge_tuple",
-    "graph_parts",
-    "known_shape",
-    "plain_edges",
-]
+    "edge_parts", "from_csr_tuple", "from_edge_index", "from_edge_tuple", "graph_parts",
+    "known_shape", "plain_edges",
+]  # fmt: skip
 
 
 def from_csr_tuple(function: str, parts: Sequence[Any]) -> CSR:
@@ -49,12 +44,9 @@ def from_edge_tuple(function: str, parts: Sequence[Any]) -> CSR:
     edges = index_tensor(function, "edge_index", plain_edges(edge_index), ndim=2)
     if edges.shape[0] != 2:
         raise value_error(
-            function,
-            "edge_index",
-            "of shape [2, E], rows above columns",
-            f"shape {list(edges.shape)}",
-            "Transpose it with .t() when it is [E, 2]",
-        )
+            function, "edge_index", "of shape [2, E], rows above columns",
+            f"shape {list(edges.shape)}", "Transpose it with .t() when it is [E, 2]",
+        )  # fmt: skip
     size = edge_shape(function, edge_index, shape)
     names = Names(function, rows="edge_index[0]", columns="edge_index[1]", values="weight")
     return from_coordinates(
@@ -108,12 +100,9 @@ def edge_shape(function: str, edge_index: Any, shape: Any) -> tuple[int, int]:
     pair = matrix_shape(function, shape)
     if any(have is not None and have != want for have, want in zip(known, pair, strict=True)):
         raise value_error(
-            function,
-            "shape",
-            f"{known}, the sparse_size of the EdgeIndex",
-            pair,
+            function, "shape", f"{known}, the sparse_size of the EdgeIndex", pair,
             "Pass None to take the size of the EdgeIndex",
-        )
+        )  # fmt: skip
     return pair
 
 

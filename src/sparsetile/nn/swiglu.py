@@ -41,7 +41,7 @@ _TRANSFORMERS = (
 KNOWN_SWIGLUS = frozenset(
     f"transformers.models.{model}.modeling_{model}.{kind}"
     for model, kind in (name.split(".") for name in _TRANSFORMERS)
-) | {"sparsetile.bench.decoder._SwiGLU"}
+) | {"tools.llm_decoder._SwiGLU"}
 
 
 class SparseSwiGLU(nn.Module):

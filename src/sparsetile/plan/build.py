@@ -21,13 +21,9 @@ __all__ = ["build_variant"]
 
 @outside_modes
 def build_variant(
-    function: str,
-    request: Request,
-    system: str,
-    *,
-    tune: str = "model",
+    function: str, request: Request, system: str, *, tune: str = "model",
     report: Mapping[str, Any] | None = None,
-) -> Variant:
+) -> Variant:  # fmt: skip
     """Build with ``system`` if that can serve the request, else with the best.
 
     ``report`` is that of a plan which was made before: its system is known to run here.
@@ -50,13 +46,10 @@ def build_variant(
         work = runner(built.recipe)  # held until the variant holds it, with what it prepared
         work.prepare(request.n, request.dtype, csr.values is not None, csr.device)
     made = {
-        "seconds": {"build": time.perf_counter() - started},
-        "build": dict(built.seconds),
-        "considered": dict(choice.seconds),
-        "considered_by": choice.by,
-        "measured": sorted(choice.measured),
-        "rejected": rejected,
-    }
+        "seconds": {"build": time.perf_counter() - started}, "build": dict(built.seconds),
+        "considered": dict(choice.seconds), "considered_by": choice.by,
+        "measured": sorted(choice.measured), "rejected": rejected,
+    }  # fmt: skip
     return Variant(
         csr, request.n, request.dtype, built, request.permutation,
         deterministic=request.deterministic, report=report or made,

@@ -46,16 +46,8 @@ def _choice(info: Mapping[str, Any]) -> list[str]:
 
 
 def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> str:
-    """Return each stage's choice and cost, every rejected system with its reason, and the floor.
-
-    Parameters
-    ----------
-    title : str
-        First line.
-    info : mapping
-        ``Plan.info``.
-    floor : tuple
-        ``Plan.floor()``: seconds and the term that binds.
+    """Return each stage's choice and cost, every rejected system with its reason, and the floor, of
+    ``Plan.info`` and ``Plan.floor()``.
     """
     spent = info["seconds"]
     lines = [

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -81,12 +82,9 @@ def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
     if isinstance(reorder, Tensor):
         if reorder.is_floating_point() or reorder.is_complex() or reorder.dtype is torch.bool:
             raise type_error(
-                "plan",
-                "reorder",
-                "whole row numbers",
-                reorder.dtype,
+                "plan", "reorder", "whole row numbers", reorder.dtype,
                 "Call reorder.to(torch.int64)",
-            )
+            )  # fmt: skip
         order = reorder.to(device=csr.device, dtype=torch.int64)
         return Permutation("given", order).checked(csr.shape[0])
     name = one_of("plan", "reorder", reorder, ["auto", *REORDERERS])
@@ -182,19 +180,10 @@ def plan(
     refuse_traced("plan", "Make the plan outside of what is traced")
     refuse_wrapped("plan", A)
     made = build_plan(
-        A,
-        FIRST_WIDTH if n is None else n,
-        dtype=dtype,
-        system=system,
-        reorder=reorder,
-        reorder_columns=reorder_columns,
-        deterministic=deterministic,
-        tune=tune,
-        device=device,
-        keep=keep,
-        expected_runs=expected_runs,
-        budget=budget,
-    )
+        A, FIRST_WIDTH if n is None else n, dtype=dtype, system=system, reorder=reorder,
+        reorder_columns=reorder_columns, deterministic=deterministic, tune=tune, device=device,
+        keep=keep, expected_runs=expected_runs, budget=budget,
+    )  # fmt: skip
     if n is None and keep == "all":
         made._family.widths = Widths(system, tune)
     return made
@@ -203,32 +192,17 @@ def plan(
 @untraced("Planning reads the pattern of A. Call build_plan outside of what is compiled")
 @outside_modes
 def build_plan(
-    A: Any,
-    n: int,
-    *,
-    dtype: torch.dtype | None = None,
-    system: str = "auto",
-    reorder: str | Tensor = "auto",
-    reorder_columns: bool = False,
-    deterministic: bool | None = None,
-    tune: str = "model",
-    device: torch.device | str | None = None,
-    keep: str = "all",
-    expected_runs: int = EXPECTED_RUNS,
-    budget: float = MEASURE_SECONDS,
-    ablation: str | None = None,
-    timed: bool = False,
-) -> Plan:
+    A: Any, n: int, *, dtype: torch.dtype | None = None, system: str = "auto",
+    reorder: str | Tensor = "auto", reorder_columns: bool = False,
+    deterministic: bool | None = None, tune: str = "model",
+    device: torch.device | str | None = None, keep: str = "all", expected_runs: int = EXPECTED_RUNS,
+    budget: float = MEASURE_SECONDS, ablation: str | None = None, timed: bool = False,
+) -> Plan:  # fmt: skip
     """Do what :func:`plan` does, for benchmarks and ``spmm`` too.
 
-    Parameters
-    ----------
-    ablation : str, optional
-        The last step of the named system's ladder that is on, or the one part that is off.
-        Everything is on when None.
-    timed : bool
-        Wait for the device at the end of each stage, so that ``info["seconds"]`` and
-        ``info["build"]`` hold each stage's own work.
+    ``ablation`` is the last step of the named system's ladder that is on, or the one part that is
+    off. ``timed`` waits for the device at the end of each stage, so that ``info["seconds"]`` and
+    ``info["build"]`` hold each stage's own work.
     """
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure", "none"])
@@ -270,7 +244,7 @@ def build_plan(
         column_order = first_use(csr, permutation)
         csr, entries = with_columns(csr, column_order)
     if reorder_columns or permutation is not request.permutation:
-        request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
+        request = dataclasses.replace(request, csr=csr, permutation=permutation)
     clock["reorder"] = read()
     uncompared = tune == "none" and system == "auto"
     if uncompared:
@@ -302,12 +276,8 @@ def build_plan(
         variant = Variant(
             csr, n, dtype, built, permutation, deterministic=deterministic, direction=direction,
             report={
-                "seconds": spent,
-                "build": dict(built.seconds),
-                "considered": dict(choice.seconds),
-                "considered_by": choice.by,
-                "measured": sorted(choice.measured),
-                "orders": orders,
+                "seconds": spent, "build": dict(built.seconds), "considered": dict(choice.seconds),
+                "considered_by": choice.by, "measured": sorted(choice.measured), "orders": orders,
                 "rejected": rejected,
             },
         )  # fmt: skip
@@ -403,10 +373,7 @@ def _check_ablation(system: str, ablation: str | None) -> None:
 def _own(csr: CSR) -> CSR:
     """Return a copy that shares no memory with the caller's matrix."""
     return CSR(
-        csr.indptr.clone(),
-        csr.indices.clone(),
-        None if csr.values is None else csr.values.detach().clone(),
-        csr.shape,
-        None if csr.entry_map is None else csr.entry_map.clone(),
-        csr.checked,
-    )
+        csr.indptr.clone(), csr.indices.clone(),
+        None if csr.values is None else csr.values.detach().clone(), csr.shape,
+        None if csr.entry_map is None else csr.entry_map.clone(), csr.checked,
+    )  # fmt: skip

@@ -15,21 +15,13 @@ def info(family: Family, variant: Variant) -> dict[str, Any]:
     """See :attr:`sparsetile.Plan.info`."""
     columns = not variant.transposed and family.column_order is not None
     return {
-        "shape": list(variant.shape),
-        "nnz": variant.nnz,
-        "n": variant.n,
-        "dtype": str(variant.dtype).removeprefix("torch."),
-        "device": str(variant.device),
-        "weighted": variant.weighted,
-        "system": variant.system,
-        "reorder": variant.permutation.name,
-        "reorder_columns": columns,
-        "deterministic": variant.deterministic,
-        "format_bytes": variant.built.bytes,
-        "bytes": _bytes(all_parts(family, variant)),
-        "choices": dict(variant.built.choices),
-        **variant.report,
-    }
+        "shape": list(variant.shape), "nnz": variant.nnz, "n": variant.n,
+        "dtype": str(variant.dtype).removeprefix("torch."), "device": str(variant.device),
+        "weighted": variant.weighted, "system": variant.system, "reorder": variant.permutation.name,
+        "reorder_columns": columns, "deterministic": variant.deterministic,
+        "format_bytes": variant.built.bytes, "bytes": _bytes(all_parts(family, variant)),
+        "choices": dict(variant.built.choices), **variant.report,
+    }  # fmt: skip
 
 
 def all_parts(family: Family, variant: Variant) -> dict[str, Tensors]:

@@ -29,16 +29,9 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
 
 __all__ = [
-    "SavedPlan",
-    "checked_report",
-    "copied",
-    "named_field",
-    "on_file",
-    "placed",
-    "reduced",
-    "restored",
-    "saved_plan",
-]
+    "SavedPlan", "checked_report", "copied", "named_field", "on_file", "placed", "reduced",
+    "restored", "saved_plan",
+]  # fmt: skip
 
 _TENSORS = ("indptr", "indices", "entry_map", "values", "perm", "column_order")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRODUCT_DTYPES}
@@ -50,26 +43,20 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PRODUCT_DTYPES}
 def _fields(family: Family, variant: Variant) -> dict[str, Any]:
     widths = family.widths
     return {
-        "shape": list(variant.shape),
-        "n": variant.n,
-        "dtype": str(variant.dtype).removeprefix("torch."),
-        "system": variant.system,
-        "reorder": variant.permutation.name,
-        "deterministic": variant.deterministic,
+        "shape": list(variant.shape), "n": variant.n,
+        "dtype": str(variant.dtype).removeprefix("torch."), "system": variant.system,
+        "reorder": variant.permutation.name, "deterministic": variant.deterministic,
         "ablation": variant.built.choices.get("ablation"),
         "widths": widths and [widths.system, widths.tune],
-    }
+    }  # fmt: skip
 
 
 def _tensors(family: Family, variant: Variant, values: Tensor | None) -> dict[str, Tensor | None]:
     return {
-        "indptr": variant.csr.indptr,
-        "indices": variant.csr.indices,
-        "entry_map": variant.csr.entry_map,
-        "values": values,
-        "perm": variant.permutation.perm,
+        "indptr": variant.csr.indptr, "indices": variant.csr.indices,
+        "entry_map": variant.csr.entry_map, "values": values, "perm": variant.permutation.perm,
         "column_order": None if variant.transposed else family.column_order,
-    }
+    }  # fmt: skip
 
 
 def _parts(family: Family, variant: Variant) -> tuple[str, dict[str, Tensor | None]]:
@@ -153,13 +140,7 @@ def named_field(fields: object, name: str, *kinds: type) -> Any:
 
 
 def saved_plan(fields: object, tensors: Mapping[str, Tensor | None]) -> SavedPlan:
-    """Check header and tensors against each other.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Something is missing, unknown, of another type, or out of range.
-    """
+    """Check header and tensors against each other; ValueError or TypeError say what is wrong."""
     for name in tensors:
         one_of("load", "tensor", name, _TENSORS)
     shape = matrix_shape("load", named_field(fields, "shape", list))
@@ -169,17 +150,14 @@ def saved_plan(fields: object, tensors: Mapping[str, Tensor | None]) -> SavedPla
     system = named_field(fields, "system", str)
     return SavedPlan(
         Request(
-            csr,
-            dimension("load", "n", named_field(fields, "n", int)),
-            dtype,
+            csr, dimension("load", "n", named_field(fields, "n", int)), dtype,
             Permutation(named_field(fields, "reorder", str), order),
-            named_field(fields, "deterministic", bool),
-            _ablation(fields, system),
+            named_field(fields, "deterministic", bool), _ablation(fields, system),
         ),
         system,
         _order("column_order", tensors.get("column_order"), shape[1]),
         _widths(named_field(fields, "widths", list, type(None))),
-    )
+    )  # fmt: skip
 
 
 def _matrix(tensors: Mapping[str, Tensor | None], shape: tuple[int, int]) -> CSR:
@@ -261,14 +239,9 @@ def _is_reasons(found: object) -> bool:
 
 
 _REPORT: dict[str, Callable[[object], bool]] = {
-    "seconds": _is_times,
-    "build": _is_times,
-    "considered": _is_times,
-    "considered_by": _is_text,
-    "measured": _is_texts,
-    "orders": _is_texts,
-    "rejected": _is_reasons,
-}
+    "seconds": _is_times, "build": _is_times, "considered": _is_times, "considered_by": _is_text,
+    "measured": _is_texts, "orders": _is_texts, "rejected": _is_reasons,
+}  # fmt: skip
 
 
 def checked_report(fields: object, system: str) -> dict[str, Any]:

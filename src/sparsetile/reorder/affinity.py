@@ -33,24 +33,7 @@ __all__ = ["affinity"]
 
 
 def affinity(csr: CSR) -> Permutation:
-    """Order rows so that windows of 8 and 64 of them share many columns.
-
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape and device; values are not read. The work is done on the CPU, on one core.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern. Empty rows come last,
-        in the given order.
-
-    Raises
-    ------
-    ValueError
-        A has 2**31 or more rows and columns together.
-    """
+    """Order rows so that windows of 8 and 64 of them share many columns."""
     return order_on_host(csr, "affinity", _order)
 
 

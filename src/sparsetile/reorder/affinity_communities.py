@@ -315,12 +315,7 @@ def _dendrogram(
 
 @inner
 def _leaves(
-    indptr: Longs,
-    order: Numbers,
-    node: Numbers,
-    links: Numbers,
-    stack: Numbers,
-    found: Numbers,
+    indptr: Longs, order: Numbers, node: Numbers, links: Numbers, stack: Numbers, found: Numbers
 ) -> int:
     """Walk the dendrogram depth first, the first merged child first; return the rows found.
 
@@ -370,27 +365,16 @@ def _walk(
 def leaves_by_community(indptr: Longs, pointers: Longs, neighbours: Numbers) -> Numbers:
     """Return the non-empty rows, community by community.
 
-    Parameters
-    ----------
-    indptr : int64 [rows + 1]
-        Of the matrix.
-    pointers, neighbours : int64 [vertices + 1], uint32
-        The graph: A itself, or its rows and, after them, its columns.
+    ``pointers`` and ``neighbours`` are the graph: A itself, or its rows and, after them, its
+    columns.
     """
     vertices = pointers.size - 1
     room = min(max(vertices, neighbours.size // 2), _MOST)
     found = np.empty(indptr.size - 1, np.uint32)
     count = _walk(
-        indptr,
-        pointers,
-        neighbours,
-        np.zeros(int(np.diff(pointers).max()) + 2, np.int64),
-        np.empty(vertices, np.uint32),
-        np.empty((vertices, 4), np.uint32),
-        np.empty((vertices, 4), np.uint32),
-        np.empty((room, 2), np.uint32),
-        np.empty(vertices + 1, np.uint32),
-        found,
-        _COPIES * neighbours.size,
-    )
+        indptr, pointers, neighbours, np.zeros(int(np.diff(pointers).max()) + 2, np.int64),
+        np.empty(vertices, np.uint32), np.empty((vertices, 4), np.uint32),
+        np.empty((vertices, 4), np.uint32), np.empty((room, 2), np.uint32),
+        np.empty(vertices + 1, np.uint32), found, _COPIES * neighbours.size,
+    )  # fmt: skip
     return found[:count]

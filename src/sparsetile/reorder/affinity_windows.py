@@ -309,33 +309,14 @@ def _fill(
             inverse[_at(chosen)] = 0
             hits[_at(chosen)] = 1  # never a new candidate
             used, end, news = _taken(
-                indptr,
-                indices,
-                chosen,
-                _wide(1) << place,
-                limit,
-                base,
-                used,
-                end,
-                state,
-                fresh,
-                local,
-                mask,
-            )
+                indptr, indices, chosen, _wide(1) << place, limit, base, used, end, state, fresh,
+                local, mask,
+            )  # fmt: skip
             if place < size - 1:
                 count, reach = _looked(
-                    members,
-                    frontier,
-                    limit,
-                    news,
-                    count,
-                    reach,
-                    state,
-                    fresh,
-                    scratch,
-                    hits,
+                    members, frontier, limit, news, count, reach, state, fresh, scratch, hits,
                     candidates,
-                )
+                )  # fmt: skip
         starts[size] = end
         if count <= _LISTED:
             for k in range(_at(count)):
@@ -353,12 +334,8 @@ def _fill(
 def filled_windows(indptr: Longs, indices: Numbers, pointers: Longs, members: Numbers) -> Numbers:
     """Return the order of the rows of a matrix without empty rows or columns.
 
-    Parameters
-    ----------
-    indptr, indices : int64 [rows + 1], uint32 [entries]
-        The columns of each row.
-    pointers, members : int64 [columns + 1], uint32 [entries]
-        The rows of each column, ascending.
+    ``indptr, indices`` are the columns of each row; ``pointers, members`` the rows of each column,
+    ascending.
     """
     rows, columns = indptr.size - 1, pointers.size - 1
     lengths = np.diff(indptr)
@@ -367,19 +344,12 @@ def filled_windows(indptr: Longs, indices: Numbers, pointers: Longs, members: Nu
     entries = int(np.partition(lengths, rows - most)[rows - most :].sum())  # of any window
     order = np.empty(rows, np.uint32)
     _fill(
-        indptr,
-        indices,
-        pointers,
-        members,
+        indptr, indices, pointers, members,
         np.empty((columns, 4), np.int32 if indices.size <= _MOST_NARROW else np.int64),
-        np.empty(rows, np.int32),
-        np.empty(rows, np.int32),
-        np.empty(_LISTED + _LOOK + 2, np.uint32),
-        np.empty(longest + 1, np.uint32),
-        np.empty(longest + 1, np.uint32),
-        np.empty(entries + 1, np.uint32),
+        np.empty(rows, np.int32), np.empty(rows, np.int32),
+        np.empty(_LISTED + _LOOK + 2, np.uint32), np.empty(longest + 1, np.uint32),
+        np.empty(longest + 1, np.uint32), np.empty(entries + 1, np.uint32),
         np.empty(min(entries, columns) + 1, np.int64),
-        np.zeros(min(entries, columns) + 1, np.int32),
-        order,
-    )
+        np.zeros(min(entries, columns) + 1, np.int32), order,
+    )  # fmt: skip
     return order

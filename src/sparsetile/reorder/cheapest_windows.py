@@ -36,15 +36,10 @@ def _rows_of_windows(alone: Any, window: int) -> Any:
 
 
 def least_cost(alone: Any, together: Any, window: int) -> float:
-    """A lower bound of the least cost, found in a few steps.
+    """A lower bound of the least cost, found in a few steps; see :func:`cheapest_windows`.
 
     A window's cost is shared among its rows in proportion to their own costs. Each row pays the
     least of its own cost and its shares of all windows that may contain it.
-
-    Parameters
-    ----------
-    alone, together : array of float64 [rows]
-        As for :func:`cheapest_windows`.
     """
     if not alone.size:
         return 0.0
@@ -61,15 +56,9 @@ def least_cost(alone: Any, together: Any, window: int) -> float:
 def cheapest_windows(alone: Any, together: Any, window: int) -> Any:
     """Return at which rows the windows of the cheapest cover begin, as an array of bools.
 
-    Parameters
-    ----------
-    alone, together : array of float64 [rows]
-        Cost of each row outside of windows, and of the window that begins at it.
-    window : int
-        Rows of a window; the last may have fewer.
+    ``alone`` is the cost of each row outside of windows, ``together`` that of the window of
+    ``window`` rows that begins at it; the last may have fewer.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> cheapest_windows(np.array([1.0, 1.0, 1.0, 1.0]), np.array([3.0, 1.5, 1.5, 3.0]), 2)
     array([False,  True, False, False])

@@ -19,19 +19,7 @@ __all__ = ["first_use", "with_columns"]
 
 
 def first_use(csr: CSR, permutation: Permutation) -> Tensor:
-    """Order columns by the first row that uses them; those of one row as given, unused ones last.
-
-    Parameters
-    ----------
-    csr : CSR [M, K]
-    permutation : Permutation
-        Order of the rows.
-
-    Returns
-    -------
-    Tensor [K] of int64
-        Column at each position.
-    """
+    """Order columns by the first row that uses them; equal ones as given, unused ones last."""
     place = csr.row_ids()
     if permutation.perm is not None:
         place = positions(permutation.perm)[place]
@@ -44,12 +32,6 @@ def with_columns(csr: CSR, order: Tensor) -> tuple[CSR, Tensor]:
     """Return A with column ``order[j]`` numbered j, and the old position of its entries.
 
     The result is canonical and still takes values in the order of the caller's entries.
-
-    Returns
-    -------
-    CSR [M, K]
-    Tensor [nnz] of int64
-        Entry k of the result is this entry of ``csr``.
     """
     columns = positions(order)[csr.indices.to(torch.int64)]
     entries = torch.argsort(csr.row_ids() * csr.shape[1] + columns)

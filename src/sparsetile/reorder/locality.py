@@ -62,28 +62,9 @@ def locality(
 ) -> Permutation:
     """Order rows so that neighbours have similar sets of columns.
 
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape and device; values are not read. The work is done on the CPU, on one core.
-    alpha : float
-        A column of degree d has weight d**-alpha in the similarity of two rows; 0 or more.
-    neighbours : int
-        Number of most similar rows that each row is linked to; 1 or more.
-    two_opt, isolation : bool
-        Whether to refine the walk of the tree by 2-opt, and to move isolated rows.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern. Empty rows come last,
-        in the given order.
-
-    Raises
-    ------
-    ValueError
-        ``alpha`` or ``neighbours`` is out of range, or A has 2**31 or more rows and columns
-        together.
+    A column of degree d has weight d**-``alpha`` in the similarity of two rows, and each row is
+    linked to its ``neighbours`` most similar ones. ``two_opt`` and ``isolation``: whether to refine
+    the walk of the tree, and to move isolated rows.
     """
     if not (math.isfinite(alpha) and alpha >= 0):
         raise value_error("locality", "alpha", "a finite number >= 0", alpha, "Omit alpha")
@@ -136,18 +117,11 @@ def _nearest(
     nearest = np.full((rows, most), -1, np.int32)
     similarity = np.zeros((rows, most), np.float32)
     nearest_rows(
-        indptr,
-        indices,
-        inverted.indptr.astype(np.int64),
-        inverted.indices.astype(np.int32, copy=False),
-        weight,
-        total,
-        min(max(_BOUND_ROWS // rows, _BOUND_LEAST), _BOUND_MOST),
-        np.zeros(rows, np.float32),
-        np.empty(rows + 1, np.int32),
-        nearest,
-        similarity,
-    )
+        indptr, indices, inverted.indptr.astype(np.int64),
+        inverted.indices.astype(np.int32, copy=False), weight, total,
+        min(max(_BOUND_ROWS // rows, _BOUND_LEAST), _BOUND_MOST), np.zeros(rows, np.float32),
+        np.empty(rows + 1, np.int32), nearest, similarity,
+    )  # fmt: skip
     return nearest, similarity
 
 
@@ -172,17 +146,10 @@ def _walked(nearest: Ints, similarity: Floats) -> Ints:
     left, right = (ends[ascending].astype(np.int32) for ends in tree.coords)
     order = np.empty(rows, np.int32)
     walk_tree(
-        left,
-        right,
-        np.zeros(rows + 1, np.int64),
-        np.empty(2 * left.size, np.int32),
-        np.empty(rows, np.int32),
-        np.empty(rows, np.int32),
-        np.empty(rows, np.int32),
-        np.zeros(rows + 2, np.int32),
-        np.empty(rows, np.int32),
-        order,
-    )
+        left, right, np.zeros(rows + 1, np.int64), np.empty(2 * left.size, np.int32),
+        np.empty(rows, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32),
+        np.zeros(rows + 2, np.int32), np.empty(rows, np.int32), order,
+    )  # fmt: skip
     return order
 
 

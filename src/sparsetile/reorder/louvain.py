@@ -23,24 +23,7 @@ __all__ = ["louvain"]
 
 
 def louvain(csr: CSR) -> Permutation:
-    """Order rows by the communities of the Louvain method.
-
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape and device; values are not read. The work is done on the CPU, on one core.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern. Empty rows come last,
-        in the given order.
-
-    Raises
-    ------
-    ValueError
-        A has 2**31 or more rows and columns together.
-    """
+    """Order rows by the communities of the Louvain method."""
     return order_on_host(csr, "louvain", _order)
 
 

@@ -51,18 +51,10 @@ def minhash(csr: CSR, seed: int) -> Tensor:
 
 
 def lsh(csr: CSR) -> Permutation:
-    """Order rows by the MinHash signatures of their column sets.
+    """Order rows by the MinHash signatures of their column sets, on A's device.
 
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape; values are not read. The work is done by tensor operations on its device.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern on every device. Rows
-        with equal signatures stay in the given order; empty rows come last.
+    The order is the same on every device. Rows with equal signatures stay in the given order; empty
+    rows come last.
     """
     order = torch.arange(csr.shape[0], device=csr.device)
     if csr.nnz == 0:

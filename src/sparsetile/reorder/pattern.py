@@ -25,11 +25,6 @@ def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np
 
     If a rectangular matrix has more columns than entries, empty columns are dropped and the others
     renumbered: memory then depends only on the rows and entries.
-
-    Raises
-    ------
-    ValueError
-        Rows and columns together are too many for 32-bit numbers.
     """
     rows, columns = csr.shape
     indices = csr.indices.cpu().contiguous().numpy()
@@ -38,12 +33,9 @@ def host_pattern(csr: CSR, function: str) -> tuple[NDArray[np.int64], NDArray[np
         indices, columns = indices.astype(np.int32), used.size
     if rows + columns > _VERTICES_MAX:
         raise value_error(
-            function,
-            "A",
-            "a matrix of fewer than 2**31 rows and columns together",
-            f"{rows} rows and {columns} columns",
-            'Plan it with reorder="identity"',
-        )
+            function, "A", "a matrix of fewer than 2**31 rows and columns together",
+            f"{rows} rows and {columns} columns", 'Plan it with reorder="identity"',
+        )  # fmt: skip
     return csr.indptr.cpu().contiguous().numpy(), indices, columns
 
 

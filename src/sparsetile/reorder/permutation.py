@@ -42,12 +42,10 @@ class Permutation:
             whole = bool(seen.all())
         if not whole:
             raise value_error(
-                "plan",
-                "reorder",
-                f"a permutation of the {rows} rows of A",
+                "plan", "reorder", f"a permutation of the {rows} rows of A",
                 f"a tensor of shape {tuple(order.shape)} that repeats or misses rows",
                 "Give each row number from 0 to M-1 exactly once",
-            )
+            )  # fmt: skip
         return self
 
 

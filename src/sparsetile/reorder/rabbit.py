@@ -32,24 +32,7 @@ __all__ = ["rabbit"]
 
 
 def rabbit(csr: CSR) -> Permutation:
-    """Order rows by a depth-first walk of the dendrogram of their communities.
-
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape and device; values are not read. The work is done on the CPU, on one core.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern. Empty rows come last,
-        in the given order.
-
-    Raises
-    ------
-    ValueError
-        A has 2**31 or more rows and columns together.
-    """
+    """Order rows by a depth-first walk of the dendrogram of their communities."""
     return order_on_host(csr, "rabbit", _order)
 
 

@@ -24,21 +24,6 @@ def rcm(csr: CSR) -> Permutation:
     A square matrix is taken as the graph of A + Aᵀ, a rectangular one as the bipartite graph of its
     rows and columns. Only the rows of that order are kept: rows that share columns are two steps
     apart in it, and a dense column costs no more than its entries.
-
-    Parameters
-    ----------
-    csr : CSR [M, K]
-        Any shape and device; values are not read. The work is done on the CPU, on one core.
-
-    Returns
-    -------
-    Permutation
-        int64 [M] on the device of ``csr``, the same for the same pattern.
-
-    Raises
-    ------
-    ValueError
-        A has 2**31 or more rows and columns together.
     """
     square = csr.shape[0] == csr.shape[1]
     return order_on_host(csr, "rcm", functools.partial(_order, square))

@@ -24,15 +24,8 @@ COMPARE_SECONDS = (8e-3, 3e-9)
 def affordable(
     request: Request, able: Sequence[str], expected_runs: int
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the systems to compare, and the reason for each that is left out.
-
-    Parameters
-    ----------
-    request : Request
-    able : sequence of str
-        Systems that can serve it.
-    expected_runs : int
-        Products over which a plan must pay for itself.
+    """Return the systems to compare, and the reason for each that is left out, for a plan that must
+    pay for itself over ``expected_runs`` products.
     """
     simple = [name for name in able if not SYSTEMS[name].counts_pairs]
     if request.device.type != "cuda" or not simple or len(simple) == len(able):

@@ -27,14 +27,9 @@ from sparsetile.systems.registry import SYSTEMS, exact_system, runner
 from sparsetile.tune.kept import kept_timings, key_of
 
 __all__ = [
-    "EXPECTED_RUNS",
-    "MEASURE_SECONDS",
-    "Choice",
-    "choose_system",
-    "close_calls",
-    "measure_systems",
+    "EXPECTED_RUNS", "MEASURE_SECONDS", "Choice", "choose_system", "close_calls", "measure_systems",
     "predict_systems",
-]
+]  # fmt: skip
 
 # Products that a plan is made for by default.
 EXPECTED_RUNS = 100
@@ -69,24 +64,14 @@ SHORT_SECONDS = 2e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """The system that serves a request, and the systems it was compared with.
-
-    Attributes
-    ----------
-    by : str
-        ``model``, ``measure``, ``kept`` (measured earlier on this machine) or ``only``.
-    seconds : mapping
-        Predicted or measured seconds of a product by system; empty if nothing was compared.
-    measured : frozenset of str
-        Systems whose seconds were measured.
-    builds : mapping
-        Builds that the choice made and kept: of the fastest and of the exact system.
-    """
+    """The system that serves a request, and the systems it was compared with."""
 
     system: str
-    by: str
+    by: str  # "model", "measure", "kept" (measured earlier on this machine) or "only"
+    # Predicted or measured, of a product by system; empty if nothing was compared.
     seconds: Mapping[str, float] = field(default_factory=dict)
     measured: frozenset[str] = frozenset()
+    # That the choice made and kept: of the fastest and of the exact system.
     builds: Mapping[str, BuiltSystem] = field(default_factory=dict)
 
     def build(self, request: Request) -> BuiltSystem:
@@ -121,20 +106,10 @@ def _ranked(predicted: Mapping[str, float]) -> list[str]:
 
 
 def close_calls(request: Request, predicted: Mapping[str, float], expected_runs: int) -> list[str]:
-    """Return the systems to time: those predicted near the fastest.
+    """Return the systems to time, the fastest first: those predicted near the fastest; none if the
+    prediction decides.
 
-    Parameters
-    ----------
-    predicted : mapping
-        Seconds by system.
-    expected_runs : int
-        Products that the plan is made for: the expected saving must exceed the time of building and
-        timing.
-
-    Returns
-    -------
-    list of str
-        Two systems or more, the fastest first; empty if the prediction decides.
+    Over ``expected_runs`` products the expected saving must exceed the time of building and timing.
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
@@ -154,24 +129,11 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
 
 
 def choose_system(
-    request: Request,
-    able: Sequence[str],
-    tune: str,
-    *,
-    expected_runs: int = EXPECTED_RUNS,
+    request: Request, able: Sequence[str], tune: str, *, expected_runs: int = EXPECTED_RUNS,
     budget: float = MEASURE_SECONDS,
-) -> Choice:
-    """Choose one of the able systems.
-
-    Parameters
-    ----------
-    able : sequence of str
-        Systems that can serve the request; at least one.
-    tune : {"model", "measure"}
-    expected_runs : int
-        Products that the plan is made for.
-    budget : float
-        Seconds that ``tune="measure"`` may take; at least one system is timed.
+) -> Choice:  # fmt: skip
+    """Choose one of the able systems for ``expected_runs`` products; ``tune`` is ``model`` or
+    ``measure``, which may take ``budget`` seconds and times at least one system.
     """
     if len(able) == 1:
         return Choice(able[0], "only")
@@ -210,30 +172,17 @@ def choose_system(
 
 
 def measure_systems(
-    request: Request,
-    names: Sequence[str],
-    predicted: Mapping[str, float],
-    budget: float = MEASURE_SECONDS,
-    *,
-    compiles: bool = True,
-) -> tuple[dict[str, float], dict[str, BuiltSystem]]:
-    """Build and time systems on random input; return seconds and builds by name.
+    request: Request, names: Sequence[str], predicted: Mapping[str, float],
+    budget: float = MEASURE_SECONDS, *, compiles: bool = True,
+) -> tuple[dict[str, float], dict[str, BuiltSystem]]:  # fmt: skip
+    """Build and time systems, the model's fastest first, on random input; return seconds and builds
+    by name.
 
     Keeps only the builds of the fastest and of the device's exact system, to save memory. A system
-    that runs out of memory is omitted.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The model's fastest first.
-    predicted : mapping
-        Seconds by system.
-    budget : float
-        Seconds, not counting compilation. The first system is always timed, others while there is
-        time, or if they are predicted to be faster than all that were measured.
-    compiles : bool
-        Whether to compile kernels for all. If not, only the first system's are compiled, and the
-        exact system's if its prediction is well below the measurement; others are omitted.
+    that runs out of memory is omitted. ``budget`` does not count compilation: the first system is
+    always timed, others while there is time, or if they are predicted to be faster than all that
+    were measured. Without ``compiles``, only the first system's kernels are compiled, and the exact
+    system's if its prediction is well below the measurement; others are omitted.
     """
     csr, begun, compiling = request.csr, time.perf_counter(), 0.0
     exact = exact_system(request.device.type).name

@@ -80,12 +80,8 @@ def r2_of(expected: Sequence[float], predicted: Sequence[float]) -> float:
 
 
 def readings_of(measure: Callable[[CSR, str, int], float]) -> list[Reading]:
-    """Return the readings of all generated products.
-
-    Parameters
-    ----------
-    measure : callable
-        Maps a matrix, its name and the width of B to the seconds of a product.
+    """Return the readings of all generated products; ``measure`` maps a matrix, its name and the
+    width of B to seconds.
     """
     found = []
     for windows, tiles in itertools.product(WINDOWS, TILES):
@@ -108,13 +104,7 @@ def fit_readings(readings: Sequence[Reading]) -> FitFound:
 
 
 def fit_schedule(device: torch.device) -> FitFound:
-    """Time the products on a GPU, fit, and keep the coefficients for its schedules.
-
-    Raises
-    ------
-    ValueError
-        The device is no GPU, or one that ``voltrix`` does not run on.
-    """
+    """Time the products on a GPU, fit, and keep the coefficients for its schedules."""
     if device.type != "cuda":
         raise value_error(
             "tune", "--fit", "run on a machine with a GPU", "none", "Run it where the GPU is"

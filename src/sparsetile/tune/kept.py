@@ -50,17 +50,7 @@ def _mixed(numbers: Tensor, factor: int) -> int:
 
 
 def fingerprint(csr: CSR) -> str:
-    """Return a text that differs between patterns, computed on A's device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from sparsetile import CSR
-    >>> indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
-    >>> one = CSR(indptr, indices, None, (2, 2))
-    >>> fingerprint(one) == fingerprint(CSR(indptr, indices.flip(0), None, (2, 2)))
-    False
-    """
+    """Return a text that differs between patterns, computed on A's device."""
     rows, cols = csr.shape
     hashes = [_mixed(csr.indptr.to(torch.int64), factor) for factor in _PRIMES[:2]]
     for factor in _PRIMES[:2]:
@@ -83,21 +73,13 @@ def key_of(request: Request, able: Sequence[str]) -> dict[str, Any]:
         placed = torch.arange(perm.numel(), device=perm.device) * perm.numel() + perm
         order += "-" + "".join(f"{_mixed(placed, factor):016x}" for factor in _PRIMES[:2])
     return {
-        "matrix": fingerprint(csr),
-        "weighted": csr.values is not None,
-        "order": order,
-        "n": request.n,
-        "dtype": str(request.dtype).removeprefix("torch."),
-        "deterministic": request.deterministic,
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
-        "systems": sorted(able),
-        "device": machine(request.device).name,
-        "threads": 0 if on_gpu else torch.get_num_threads(),
-        "driver": driver,
-        "torch": torch.__version__,
-        "sparsetile": __version__,
-        "kernels": device_tree_digest(),
-    }
+        "matrix": fingerprint(csr), "weighted": csr.values is not None, "order": order,
+        "n": request.n, "dtype": str(request.dtype).removeprefix("torch."),
+        "deterministic": request.deterministic, "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "systems": sorted(able), "device": machine(request.device).name,
+        "threads": 0 if on_gpu else torch.get_num_threads(), "driver": driver,
+        "torch": torch.__version__, "sparsetile": __version__, "kernels": device_tree_digest(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,14 +136,9 @@ class KeptTimings:
             return None
 
     def put(
-        self,
-        key: Mapping[str, Any],
-        system: str,
-        seconds: Mapping[str, float],
-        measured: frozenset[str],
-        *,
-        complete: bool = True,
-    ) -> None:
+        self, key: Mapping[str, Any], system: str, seconds: Mapping[str, float],
+        measured: frozenset[str], *, complete: bool = True,
+    ) -> None:  # fmt: skip
         """Keep a timing; does nothing if the folder is not writable.
 
         An incomplete one is kept for this process only: a system was not timed, for lack of time or

@@ -42,25 +42,13 @@ LEAST_SAVING = 0.03
 
 @dataclass(frozen=True)
 class OrderCost:
-    """Seconds to find an order and to predict with it: fixed, and per entry.
+    """Seconds to find an order and to predict with it: fixed, and per entry."""
 
-    Attributes
-    ----------
-    gpu, host : tuple of float
-        For A on a GPU, and for A on the host.
-    sampled : bool
-        Whether it is expensive enough to be tried on a sample first.
-    module : str
-        Module that its first use imports and, once per machine, compiles; empty for none.
-    first_use : float
-        Seconds of that.
-    """
-
-    gpu: tuple[float, float]
+    gpu: tuple[float, float]  # for A on a GPU
     host: tuple[float, float]
-    sampled: bool = False
-    module: str = ""
-    first_use: float = 0.0
+    sampled: bool = False  # whether it is expensive enough to be tried on a sample first
+    module: str = ""  # that its first use imports and, once per machine, compiles
+    first_use: float = 0.0  # seconds of that
 
     def seconds(self, csr: CSR) -> float:
         """Return the seconds to find it for a matrix in this process."""
@@ -137,16 +125,8 @@ def _estimate(request: Request, name: str, able: Sequence[str]) -> float:
 def choose_order(
     request: Request, able: Sequence[str], expected_runs: int
 ) -> tuple[Permutation, list[str]]:
-    """Return the order that pays, or the request's own if none does, and the reason in words.
-
-    Parameters
-    ----------
-    request : Request
-        In the given order.
-    able : sequence of str
-        Systems that can serve it.
-    expected_runs : int
-        Products over which an order must pay for itself.
+    """Return the order that pays over ``expected_runs`` products, or the request's own if none
+    does, and the reason in words.
     """
     best, why = request.permutation, list[str]()
     if not any(SYSTEMS[name].counts_pairs for name in able):

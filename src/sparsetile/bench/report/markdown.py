@@ -162,12 +162,8 @@ def _losses(groups: Sequence[Group]) -> list[str]:
 
 
 def _section(title: str, about: str, columns: str, rows: Sequence[str]) -> list[str]:
-    """Return a headed table; nothing without a row.
-
-    Parameters
-    ----------
-    columns : str
-        Head of the table, and the line below it that aligns its columns.
+    """Return a headed table with ``columns``, its head and the line that aligns it; nothing without
+    a row.
     """
     if not rows:
         return []

@@ -59,24 +59,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Path:
-    """A method to multiply.
+    """A method to multiply."""
 
-    Attributes
-    ----------
-    prepare : callable
-        Called with A[target, source] in the type of x, the width of x and a row order: does all
-        work that is done once per graph.
-    missing : callable
-        Called with the matrix and the width: why this path cannot run here, or None. Imports what
-        the path needs, so that imports are not timed as planning.
-    captured : bool
-        Whether the whole training step is captured into one CUDA graph.
-    """
-
+    # Called with A[target, source] in the type of x, the width of x and a row order: does all work
+    # that is done once per graph.
     prepare: Callable[[CSR, int, str], Prepared]
     kind: str = "baseline"
+    # Called with the matrix and the width: why this path cannot run here, or None. Imports what the
+    # path needs, so that imports are not timed as planning.
     missing: Callable[[CSR, int], str | None] = lambda matrix, width: None
-    captured: bool = False
+    captured: bool = False  # whether the whole training step is captured into one CUDA graph
 
 
 def _apart(multiply: Callable[[Tensor], Tensor]) -> Prepared:

@@ -1,4 +1,4 @@
-"""``sparsetile bench gnn``: the same losses by every path, records that resume, clear errors."""
+"""tools.gnn_study: the same losses by every path, records that resume, clear errors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tools.gnn_records import geometric_means, gnn_rows
+from tools.gnn_study import main
+from tools.gnn_training import PATHS, SETTINGS, Prepared, Setting, train
 from torch import Tensor
 
-from sparsetile.bench import gnn, training
-from sparsetile.bench.gnn import geometric_means, gnn_rows
 from sparsetile.bench.record import read_records
-from sparsetile.bench.training import PATHS, SETTINGS, Prepared, Setting, train
-from sparsetile.cli import main
 from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import DataError
 from sparsetile.data import generators
 from sparsetile.nn.gcn import gcn_matrix
 from tests.captures import FakeGraph
+from tools import gnn_records as gnn
+from tools import gnn_training as training
 
 pytest.importorskip("torch_geometric")
 GRAPH = "gen:power_law?rows=120&nnz=900&seed=1"
@@ -216,7 +217,7 @@ def test_a_product_that_is_wrong_is_recorded_as_wrong(tmp_path, monkeypatch, cap
 
     monkeypatch.setitem(PATHS, "sparsetile", replace(right, prepare=doubled))
     out = tmp_path / "gnn.jsonl"
-    words = ["bench", "gnn", "--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
+    words = ["--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
     words += ["--epochs", "3", "--systems", "pyg-sparse,sparsetile", "--out", str(out)]
     assert main(words) == 1
     assert "sparsetile: wrong, losses differ by" in capsys.readouterr().err
@@ -296,7 +297,7 @@ def test_damaged_records_are_refused(tmp_path, change, text):
 
 
 def test_the_command_prints_a_table_or_json(tmp_path, capsys):
-    words = ["bench", "gnn", "--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
+    words = ["--device", "cpu", "--matrices", GRAPH, "--settings", "gcn2-128"]
     words += ["--epochs", "2", "--systems", "pyg-sparse,sparsetile", "--reorder", "auto,rcm"]
     words += ["--out", str(tmp_path / "gnn.jsonl")]
     assert main(words) == 0
@@ -312,21 +313,13 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys):
 
 def test_bad_usage_is_one_line_and_exit_two(tmp_path, capsys):
     for words, text in (
-        (["gnn", "--device", "cpu", "-n", "32"], "-n must be omitted with the suite gnn"),
-        (["gnn", "--device", "cpu", "--op", "spmm"], "--op must be omitted with the suite gnn"),
-        (["gnn", "--device", "cpu", "--epochs", "0"], "--epochs must be 1 or more"),
-        (["gnn", "--device", "cpu", "--settings", "big"], "--settings must be one of"),
-        (["gnn", "--device", "cpu", "--systems", "csr"], "--systems must be one of"),
-        (["gnn", "--device", "cpu", "--dtype", "float64"], "--dtype must be one of"),
-        (["gnn", "--device", "cpu", "--reorder", "up"], "--reorder must be one of"),
-        (["gnn", "--device", "cpu", "--out", str(tmp_path)], "--out must be a file"),
-        (["cpu", "--epochs", "3"], "--epochs must be omitted with the suite cpu"),
+        (["--epochs", "0"], "--epochs must be 1 or more"),
+        (["--settings", "big"], "--settings must be one of"),
+        (["--systems", "csr"], "--systems must be one of"),
+        (["--dtype", "float64"], "--dtype must be one of"),
+        (["--reorder", "up"], "--reorder must be one of"),
+        (["--out", str(tmp_path)], "--out must be a file"),
     ):
-        assert main(["bench", *words]) == 2
+        assert main(["--device", "cpu", *words]) == 2
         error = capsys.readouterr().err
         assert text in error and "Traceback" not in error, error
-
-
-def test_the_list_of_suites_has_it(capsys):
-    assert main(["bench", "--list"]) == 0
-    assert any(line.startswith("gnn ") for line in capsys.readouterr().out.splitlines())

@@ -1,4 +1,4 @@
-"""``sparsetile bench llm``: every part runs on a host, results are checked, bad words refused."""
+"""tools.llm_study: every part runs on a host, results are checked, bad words refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tools.llm_decoder import QWEN_7B, TINY, Cache, Decoder
+from tools.llm_study import main
+from tools.llm_times import LlmSelection, run_llm, validate_llm
 
-from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder
-from sparsetile.bench.llm import LlmSelection, run_llm, validate_llm
 from sparsetile.bench.record import read_records
 from sparsetile.nn import SparseConfig, SparseLinear, SparseSwiGLU, densify_, sparsify_
-from tests.cli.conftest import cli  # noqa: F401
+from tests.cli.conftest import Outcome
+
+
+@pytest.fixture
+def study(capsys):
+    """Run the study on the host and return its exit code and what it wrote where."""
+
+    def run(*words: object) -> Outcome:
+        code = main(["--device", "cpu", *map(str, words)])
+        return Outcome(code, *capsys.readouterr())
+
+    return run
 
 
 def test_projections_are_those_of_qwen():
@@ -47,10 +59,10 @@ def test_the_decoder_is_pruned_block_by_block():
     torch.testing.assert_close(densify_(model).prefill(tokens), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
+def test_every_part_is_measured_and_right(study, tmp_path):
     out = tmp_path / "llm.jsonl"
-    got = cli(
-        "bench", "llm", "--device", "cpu", "--matrices", "gate,k", "--sparsity", "0.9",
+    got = study(
+        "--matrices", "gate,k", "--sparsity", "0.9",
         "-n", "1,5", "--out", out, "--json",
     )  # fmt: skip
     assert got.code == 0, got.err
@@ -75,49 +87,47 @@ def test_every_part_is_measured_and_right(cli, tmp_path):  # noqa: F811
     written, damaged = read_records(out, validate_llm)
     assert len(written) == len(records) and damaged == []
     assert written[0]["suite"] == "llm" and "environment" in written[0]
-    table = cli(
-        "bench", "llm", "--device", "cpu", "--matrices", "k", "-n", "2", "--sparsity", "0.5"
-    )
+    table = study("--matrices", "k", "-n", "2", "--sparsity", "0.5")
     assert "over dense" in table.out and "decode" in table.out
 
 
-def test_what_a_file_holds_is_not_measured_again(cli, tmp_path, monkeypatch):  # noqa: F811
+def test_what_a_file_holds_is_not_measured_again(study, tmp_path, monkeypatch):
     out = tmp_path / "llm.jsonl"
     words = [
-        "bench", "llm", "--device", "cpu", "--dtype", "float16", "--settings", "layers,decode",
+        "--dtype", "float16", "--settings", "layers,decode",
         "--matrices", "k", "--sparsity", "0.5", "--out", out,
     ]  # fmt: skip
-    assert cli(*words, "-n", "1").code == 0
+    assert study(*words, "-n", "1").code == 0
     first = out.read_text().splitlines()
     assert len(first) == 1 + 4 + 2  # the run; zeros and bias; dense and pruned
 
     def refuse(*_):
         raise AssertionError("no decoder is needed")
 
-    monkeypatch.setattr("sparsetile.bench.llm.Decoder", refuse)
-    more = cli(*words, "-n", "1,2", "--json")
+    monkeypatch.setattr("tools.llm_times.Decoder", refuse)
+    more = study(*words, "-n", "1,2", "--json")
     assert more.code == 0 and len(more.json["records"]) == 6 + 4
     assert out.read_text().splitlines()[:7] == first
     assert len(read_records(out, validate_llm)[0]) == 10
 
 
-def test_nothing_is_begun_after_the_time_limit(cli, monkeypatch):  # noqa: F811
+def test_nothing_is_begun_after_the_time_limit(study, monkeypatch):
     now = iter(range(0, 10**6, 3))
     clock = SimpleNamespace(monotonic=lambda: next(now), perf_counter=time.perf_counter)
-    monkeypatch.setattr("sparsetile.bench.llm.time", clock)
-    got = cli(
-        "bench", "llm", "--device", "cpu", "--dtype", "float16", "--matrices", "k", "-n", "1",
+    monkeypatch.setattr("tools.llm_times.time", clock)
+    got = study(
+        "--dtype", "float16", "--matrices", "k", "-n", "1",
         "--sparsity", "0.5", "--time-limit", "8", "--json",
     )  # fmt: skip
     assert got.code == 0 and len(got.json["records"]) == 1
     assert "time limit: 9 measurements left out" in got.err
 
 
-def test_a_wrong_result_fails(cli, monkeypatch):  # noqa: F811
+def test_a_wrong_result_fails(study, monkeypatch):
     right = SparseLinear.forward
     monkeypatch.setattr(SparseLinear, "forward", lambda layer, x: right(layer, x) + 1)
-    got = cli(
-        "bench", "llm", "--device", "cpu", "--settings", "layers", "--matrices", "k", "-n", "2",
+    got = study(
+        "--settings", "layers", "--matrices", "k", "-n", "2",
         "--sparsity", "0.5",
     )  # fmt: skip
     assert got.code == 1
@@ -131,17 +141,14 @@ def test_a_wrong_result_fails(cli, monkeypatch):  # noqa: F811
         (["--sparsity", "1.5"], "--sparsity must be at least 0 and below 1"),
         (["--sparsity", "most"], "--sparsity must be numbers"),
         (["--dtype", "float64"], "--dtype must be"),
-        (["--systems", "csr"], "--systems must be omitted with the suite llm"),
+        (["--time-limit", "0"], "--time-limit must be seconds above 0"),
+        (["-n", "many"], "-n must be whole numbers"),
     ],
 )
-def test_rejects_bad_options(cli, words, text):  # noqa: F811
-    got = cli("bench", "llm", "--device", "cpu", *words)
+def test_rejects_bad_options(study, words, text):
+    got = study(*words)
     assert got.code == 2
     assert text in got.err
-
-
-def test_the_suite_is_listed(cli):  # noqa: F811
-    assert "llm" in cli("bench", "--list").out
 
 
 def test_widths_of_each_device_reach_what_is_asked_of_it():

@@ -1,4 +1,4 @@
-"""``sparsetile bench llm``: pruned linear layers and a pruned decoder against dense ones.
+"""Measurements of tools.llm_study: pruned linear layers and a pruned decoder against dense ones.
 
 Two tables. *Layers*: every projection of a decoder block, with and without a bias, full and with
 some zeros among the kept weights, by sparsity and tokens, by ``SparseLinear`` and by ``F.linear``
@@ -20,17 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsetile.bench.decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
 from sparsetile.bench.record import Record
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.timer import time_product
 from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
+from tools.llm_decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
 
-__all__ = ["PARTS", "TITLE", "LlmSelection", "run_llm", "validate_llm"]
+__all__ = ["PARTS", "LlmSelection", "run_llm", "validate_llm"]
 
-TITLE = "Pruned linear layers and decoders: SparseLinear against dense"
 PARTS = ("layers", "prefill", "prefill-sparse", "decode")
 # Share of the attention's blocks that ``prefill-sparse`` keeps.
 _KEEP = 0.1
@@ -103,25 +102,20 @@ def validate_llm(found: object) -> Record:
 
 
 def run_llm(
-    selection: LlmSelection,
-    say: Callable[[str], None],
-    known: Iterable[dict[str, Any]] = (),
+    selection: LlmSelection, say: Callable[[str], None], known: Iterable[dict[str, Any]] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield one record after another; ``say`` is called with what comes next.
 
-    Parameters
-    ----------
-    known : iterable of records, optional
-        Those of an earlier run on the same device, which are not measured again.
+    ``known`` are those of an earlier run on the same device, which are not measured again.
     """
     for part in selection.parts:
-        one_of("bench llm", "--settings", part, PARTS)
+        one_of("llm_study", "--settings", part, PARTS)
     for name in selection.projections:
-        one_of("bench llm", "--matrices", name, selection.size.projections())
+        one_of("llm_study", "--matrices", name, selection.size.projections())
     for share in selection.sparsities:
         if not 0.0 <= share < 1.0:
             raise value_error(
-                "bench llm", "--sparsity", "at least 0 and below 1", share, "Write --sparsity 0.9"
+                "llm_study", "--sparsity", "at least 0 and below 1", share, "Write --sparsity 0.9"
             )
     progress = _Progress(selection, known)
     if "layers" in selection.parts:
@@ -236,10 +230,6 @@ def _host_seconds(call: Callable[[], object], device: torch.device) -> float | N
 # -- models -------------------------------------------------------------------------------------
 
 
-def _in_ffn(module: nn.Module, name: str) -> bool:
-    return "mlp." in name
-
-
 @torch.no_grad()
 def _models(
     selection: LlmSelection, say: Callable[[str], None], progress: _Progress
@@ -260,7 +250,9 @@ def _models(
         model = Decoder(
             selection.size, device, selection.dtype, _pruner(sparsity, selection)
         ).eval()
-        used = _allocated(device) - before if device.type == "cuda" else _model_bytes(model)
+        used = _allocated(device) - before
+        if device.type != "cuda":
+            used = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
         for facts in wanted:
             # Sparse attention is compared with the dense model with dense attention.
             baseline = (None, facts["part"].removesuffix("-sparse"), facts["tokens"])
@@ -286,7 +278,7 @@ def _pruner(
     if sparsity is None:
         return None
     config = SparseConfig(sparsity=sparsity, block=selection.block, method="random")
-    return lambda block: sparsify_(block, config, _in_ffn)
+    return lambda block: sparsify_(block, config, lambda _, name: "mlp." in name)
 
 
 def _model_facts(sparsity: float | None, selection: LlmSelection) -> list[dict[str, Any]]:
@@ -317,10 +309,6 @@ def _model_call(
         return functools.partial(model.prefill, prompt)
     attention = functools.partial(sparse_attention, keep=_KEEP)
     return functools.partial(model.prefill, prompt, attention)
-
-
-def _model_bytes(model: nn.Module) -> int:
-    return sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
 
 
 def _allocated(device: torch.device) -> int:

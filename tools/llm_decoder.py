@@ -1,4 +1,4 @@
-"""A decoder of Qwen2.5's shape with random weights, for ``bench llm``.
+"""A decoder of Qwen2.5's shape with random weights, for tools.llm_study.
 
 Plain torch, so that only the linear layers differ between dense and pruned: RMSNorm, rotary
 positions, grouped-query attention by torch's own kernel, SwiGLU. Modules have the names of
@@ -38,15 +38,11 @@ class DecoderSize:
     def projections(self) -> dict[str, tuple[int, int]]:
         """Name -> (outputs, inputs) of the linear layers of a block."""
         kv = self.kv_heads * self.head_width
+        inner, hidden = self.inner, self.hidden
         return {
-            "gate": (self.inner, self.hidden),
-            "up": (self.inner, self.hidden),
-            "down": (self.hidden, self.inner),
-            "q": (self.hidden, self.hidden),
-            "k": (kv, self.hidden),
-            "v": (kv, self.hidden),
-            "o": (self.hidden, self.hidden),
-        }
+            "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner),
+            "q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden),
+        }  # fmt: skip
 
 
 QWEN_7B = DecoderSize(3584, 18944, 28, 28, 4, 152064)

@@ -1,4 +1,4 @@
-"""``sparsetile bench gnn``: GCNs of the papers' sizes trained with PyG's products and ours.
+"""Records of ``tools.gnn_study``: what is trained, how losses are compared, ratios to PyG.
 
 A record is one line of JSON for one graph, network, type and path. It has the loss of every epoch,
 so that paths that are measured later can be compared with it.
@@ -23,7 +23,6 @@ from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.environment import describe_environment
 from sparsetile.bench.operands import matrix_hash
 from sparsetile.bench.record import Record, append_record, read_records
-from sparsetile.bench.training import CLASSES, FEATURES, LABELS, PATHS, SETTINGS, train
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.data.catalog import find, load
@@ -31,24 +30,14 @@ from sparsetile.data.generators import SPEC_PREFIX
 from sparsetile.intake import CSR
 from sparsetile.nn.gcn import gcn_matrix
 from sparsetile.reorder import REORDERERS
+from tools.gnn_training import CLASSES, FEATURES, LABELS, PATHS, SETTINGS, train
 
 __all__ = [
-    "DTYPES",
-    "EPOCHS",
-    "GRAPHS",
-    "TITLE",
-    "GnnOutcome",
-    "Selection",
-    "geometric_means",
-    "gnn_rows",
-    "loss_bound",
-    "loss_differences",
-    "run_gnn",
-    "validate_training",
-]
+    "DTYPES", "EPOCHS", "GRAPHS", "GnnOutcome", "Selection", "geometric_means", "gnn_rows",
+    "loss_bound", "loss_differences", "run_gnn", "validate_training",
+]  # fmt: skip
 
 SCHEMA = 1
-TITLE = "Training of GCNs: PyG's products and sparsetile's"
 # ``a|b`` means the first that exists.
 GRAPHS = (
     "CoauthorCS", "CoauthorPhysics", "PubMed", "AmazonComputers", "ogbl-ddi|ddi-like", "DD|dd-like",
@@ -95,9 +84,9 @@ class Selection:
             ("--systems", self.paths, PATHS), ("--reorder", self.orders, ["auto", *REORDERERS]),
         ):  # fmt: skip
             for name in names:
-                one_of("bench gnn", argument, name, known)
+                one_of("gnn_study", argument, name, known)
         if self.epochs < 1:
-            raise value_error("bench gnn", "--epochs", "1 or more", self.epochs, "Write --epochs 5")
+            raise value_error("gnn_study", "--epochs", "1 or more", self.epochs, "Write --epochs 5")
         return self
 
 
@@ -168,7 +157,7 @@ def validate_training(found: object) -> Record:
     """Return ``found`` if it is a record of training, else raise DataError saying why not."""
 
     def fault(name: str, expected: str, actual: object) -> DataError:
-        return DataError(describe("gnn", name, expected, actual, "Make the record again"))
+        return DataError(describe("gnn_study", name, expected, actual, "Make the record again"))
 
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("suite") != "gnn":
         raise fault("line", f"a gnn record of schema {SCHEMA}", f"{str(found)[:40]!r}")
@@ -205,18 +194,9 @@ def run_gnn(
 ) -> GnnOutcome:
     """Train everything that is not in ``out`` yet; a record is appended after each run.
 
-    Parameters
-    ----------
-    selection : Selection
-    data : path, optional
-        Folder in which names of graphs are looked up. Graphs that are not there are omitted, and
-        named in the outcome.
-    retry : bool
-        Train again what failed, or differed.
-    time_limit : float, optional
-        Seconds after which no further run begins.
-    say : callable
-        Called with a line about each step.
+    Names of graphs are looked up in the folder ``data``; absent ones are omitted, and named in the
+    outcome. ``retry``: train again what failed, or differed. No run begins ``time_limit`` seconds
+    after the first. ``say`` is called with a line about each step.
     """
     begun = time.perf_counter()
     selection.checked()
