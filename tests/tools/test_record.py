@@ -342,6 +342,16 @@ def test_tests_that_are_not_in_it_are_named_unless_they_need_no_gpu(tmp_path: Pa
     assert f"lacks {WCSR} and 1 more" in found
 
 
+def test_an_outcome_counts_if_the_test_uses_fewer_parts_than_when_it_ran(tmp_path: Path):
+    record = a_record({ACC: "passed"})
+    (held,) = record["tests"].values()
+    record["tests"] = {"acc brp": held}
+    assert problems(tmp_path, record, [ACC]) == []
+    record["tests"] = {"brp": held}
+    (found,) = problems(tmp_path, record, [ACC])
+    assert f"lacks {ACC}" in found
+
+
 def test_every_failed_test_is_named(tmp_path: Path):
     found = problems(tmp_path, a_record({"a": "passed", "b": "failed", "c": "failed"}))
     assert [text.rsplit(" ", 2)[1:] for text in found] == [["b", "failed"], ["c", "failed"]]
