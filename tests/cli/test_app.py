@@ -55,8 +55,8 @@ def test_no_command_is_bad_usage_with_help_on_stderr(cli: Cli):
         (("data",), "Missing command. Try `sparsetile data --help`."),
         (("run",), "Missing argument 'MATRIX'. Try `sparsetile run --help`."),
         (("run", "x", "--frob"), "No such option: --frob. Try `sparsetile run --help`."),
-        (("run", "x", "-n", "many"), "'-n' / '--n'"),
-        (("run", "x", "-n", "0"), "'-n' / '--n'"),
+        (("run", "x", "-n", "many"), "run: -n must be whole numbers above 0"),
+        (("run", "x", "-n", "0"), "run: -n must be whole numbers above 0"),
     ],
 )
 def test_bad_words_are_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...], text: str):

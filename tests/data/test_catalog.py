@@ -204,7 +204,7 @@ def test_an_unknown_name_lists_near_ones(folder):
         load("zebr", folder)
     with pytest.raises(ValueError, match=r"got 'redit-like'. Did you mean reddit-like"):
         load("redit-like", folder)
-    with pytest.raises(ValueError, match=r"got 'qqqqqq'. List the names with catalog\(\)"):
+    with pytest.raises(ValueError, match=r"got 'qqqqqq'. `sparsetile data list` shows the names"):
         load("qqqqqq", folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import sparsetile
 from sparsetile.check.judge import check_product
+from sparsetile.cli.against import LIBRARIES, compare, print_comparison
 from sparsetile.cli.console import activity, note, print_json, print_table
 from sparsetile.cli.options import (
     Data,
@@ -22,12 +24,12 @@ from sparsetile.cli.options import (
     Reorder,
     SystemName,
     Tune,
-    Width,
     dtype_of,
     load_matrix,
     resolve_device,
 )
 from sparsetile.core.checks import one_of, reduce_name
+from sparsetile.core.errors import value_error
 from sparsetile.core.timer import measure, time_product
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.plan import Plan
@@ -70,12 +72,18 @@ def _product(
 ) -> dict[str, Any]:  # fmt: skip
     """Plan, multiply, check and time one matrix; return its row of the table as plain data."""
     reduce, seed = options["reduce"], options["seed"]
-    started = time.perf_counter()
-    plan = sparsetile.plan(
-        csr, n, dtype=dtype, system=options["system"], reorder=options["reorder"],
-        tune=options["tune"], device=device,
-    )  # fmt: skip
-    planning = time.perf_counter() - started
+
+    def planned() -> tuple[Plan, float]:
+        started = time.perf_counter()
+        made = sparsetile.plan(
+            csr, n, dtype=dtype, system=options["system"], reorder=options["reorder"],
+            tune=options["tune"], device=device,
+        )  # fmt: skip
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return made, time.perf_counter() - started
+
+    plan, planning = planned()
     generator = torch.Generator().manual_seed(seed)
     # Always drawn on the CPU, so that a seed gives the same B everywhere.
     wide = torch.promote_types(dtype, torch.float32)
@@ -95,7 +103,7 @@ def _product(
     seconds = timing["p50"]
     # A CPU's ceilings are not known well enough to call anything a floor.
     floor, term = plan.floor() if device.type == "cuda" else (None, None)
-    return {
+    row = {
         "matrix": name, "shape": list(plan.shape), "nnz": plan.nnz,
         "weighted": plan.values is not None, "system": plan.system, "reorder": plan.reorder, "n": n,
         "dtype": str(dtype).removeprefix("torch."), "tf32": tf32, "reduce": reduce,
@@ -107,6 +115,10 @@ def _product(
         "error": verdict.worst, "rows_checked": verdict.rows_checked, "checked": verdict.coverage,
         "ok": verdict.ok,
     }  # fmt: skip
+    if options["against"]:
+        row["plan_again_seconds"] = planned()[1]  # nothing is imported or compiled any more
+        row["against"] = compare(row, csr, B, options["against"], options["repeats"])
+    return row
 
 
 def _duration(seconds: float) -> str:
@@ -129,11 +141,23 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
         print_json(rows)
     elif rows:
         print_table(_COLUMNS, [_cells(row) for row in rows], right=_RIGHT)
+        if "against" in rows[0]:
+            print_comparison(rows)
+
+
+def _widths(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise value_error("run", "-n", "whole numbers above 0, such as 1,32,128", repr(text),
+                          "Give the columns of B")  # fmt: skip
+    return [int(word) for word in words]
 
 
 def run(
     matrix: Matrices,
-    n: Width = 128,
+    n: Annotated[
+        str, typer.Option("-n", "--n", metavar="N,...", help="Columns of the dense matrix B.")
+    ] = "128",
     dtype: Dtype = "float32",
     system: SystemName = "auto",
     reduce: Annotated[
@@ -151,6 +175,12 @@ def run(
     tf32: Annotated[
         bool, typer.Option("--tf32", help="Allow TF32 in float32 products on a GPU.")
     ] = False,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help=f"Compare with other libraries: {', '.join(LIBRARIES)}."
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """Multiply MATRIX by a random dense matrix; check and time it.
@@ -168,13 +198,19 @@ def run(
         "seed": seed,
         "repeats": repeats,
         "tf32": tf32,
+        "against": [
+            one_of("run", "--against", word.strip(), LIBRARIES)
+            for word in against.split(",")
+            if word.strip()
+        ],
     }
+    widths = _widths(n)
     rows: list[dict[str, Any]] = []
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
         for name in matrix:
-            rows.append(_one(name, data, weighted, n, kind, place, options))
+            rows += _products(name, data, weighted, widths, kind, place, options)
     except Exception:
         _print(rows, as_json)  # print what was measured before the error
         raise
@@ -188,14 +224,16 @@ def _system_names() -> list[str]:
     return [row["name"] for row in sparsetile.systems()]
 
 
-def _one(
-    name: str, data: Path | None, weighted: bool, n: int, dtype: torch.dtype, device: torch.device,
-    options: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+def _products(
+    name: str, data: Path | None, weighted: bool, widths: Sequence[int], dtype: torch.dtype,
+    device: torch.device, options: dict[str, Any],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     with activity(f"reading {name}"):
         csr = load_matrix(name, data)
         if weighted and csr.values is None:
             csr = _random_values(csr, torch.Generator().manual_seed(options["seed"] + 1))
         _note_overflow(name, csr, dtype)
-    with activity(f"multiplying {name}"):
-        return _product(name, csr, n, dtype, device, options)
+    for n in widths:
+        with activity(f"multiplying {name}"):
+            row = _product(name, csr, n, dtype, device, options)
+        yield row

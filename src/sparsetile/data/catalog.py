@@ -85,7 +85,8 @@ def find(
     if path is not None:
         return path
     near = difflib.get_close_matches(_stem(text), [*files, *STAND_INS], n=3, cutoff=0.5)
-    remedy = f"Did you mean {' or '.join(near)}" if near else "List the names with catalog()"
+    hint = "`sparsetile data list` shows the names"
+    remedy = f"Did you mean {' or '.join(near)}" if near else hint
     expected = f"a file, a gen: spec, a stand-in or a name in {folder}"
     raise value_error("load", "matrix", expected, repr(text), remedy)
 
