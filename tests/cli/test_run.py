@@ -162,3 +162,14 @@ def test_tf32_is_allowed_for_the_run_alone(cli: Cli, folder: Path):
     before = torch.backends.cuda.matmul.allow_tf32
     assert cli("run", "band", "--data", folder, *FAST, "--tf32").code == 0
     assert torch.backends.cuda.matmul.allow_tf32 is before
+
+
+def test_a_matrix_of_float64_is_multiplied_in_float64(cli: Cli, tmp_path: Path):
+    path = tmp_path / "double.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.5\n2 1 -2\n")
+    for words, expected in (((), "float64"), (("--dtype", "float32"), "float32")):
+        (row,) = cli("run", path, *FAST, *words, "--json").json
+        assert row["dtype"] == expected and row["ok"]
+    assert cli("plan", path, "--json").json["dtype"] == "float64"
+    (row,) = cli("run", "gen:banded?rows=9&bandwidth=1", *FAST, "--json").json
+    assert row["dtype"] == "float32"

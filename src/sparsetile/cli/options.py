@@ -25,6 +25,7 @@ __all__ = [
 # Actions on files that the library stores.
 ACTIONS = ["show", "clear", "path"]
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in VALUE_DTYPES}
+AUTO = "auto"
 
 _MATRIX_HELP = (
     "File (.mtx, .mtx.gz, .npz), name within --data, stand-in name such as reddit-like, "
@@ -36,7 +37,12 @@ Width = Annotated[
     int, typer.Option("-n", "--n", min=1, metavar="N", help="Columns of the dense matrix B.")
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="DTYPE", help=f"Type of B and C: {', '.join(DTYPES)}.")
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help=f"Type of B and C: {', '.join(DTYPES)}, or auto: float64 if A is, else float32.",
+    ),
 ]
 SystemName = Annotated[
     str, typer.Option("--system", metavar="NAME", help="auto, or a name from `sparsetile systems`.")
@@ -60,9 +66,12 @@ Action = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
-def dtype_of(function: str, name: str) -> torch.dtype:
-    """Return the torch type called ``name``."""
-    return DTYPES[one_of(function, "--dtype", name, DTYPES)]
+def dtype_of(function: str, name: str, csr: CSR | None = None) -> torch.dtype:
+    """Return the torch type called ``name``; for ``auto`` float64 if A is, else float32."""
+    if one_of(function, "--dtype", name, [AUTO, *DTYPES]) != AUTO:
+        return DTYPES[name]
+    double = csr is not None and csr.values is not None and csr.values.dtype is torch.float64
+    return torch.float64 if double else torch.float32
 
 
 def resolve_device(function: str, name: str) -> torch.device:

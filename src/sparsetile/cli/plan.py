@@ -37,7 +37,7 @@ def plan(
         Path | None,
         typer.Option("--out", metavar="FILE.safetensors", help="Save the plan to this file."),
     ] = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     system: SystemName = "auto",
     device: Device = "auto",
     reorder: Reorder = "auto",
@@ -47,13 +47,21 @@ def plan(
 ) -> int:
     """Plan a product, explain each choice, and save the plan for `sparsetile.load_plan`."""
     check_output("plan", "--out", out, (".safetensors",))
-    kind, place = dtype_of("plan", dtype), resolve_device("plan", device)
+    dtype_of("plan", dtype)  # refused before anything is read
+    place = resolve_device("plan", device)
     how = one_of("plan", "--tune", tune, ["model", "measure"])
     order = one_of("plan", "--reorder", reorder, ["auto", *REORDERERS])
     with activity(f"planning {matrix}"):
         csr = load_matrix(matrix, data)
         made = build_plan(
-            csr, n, dtype=kind, system=system, reorder=order, tune=how, device=place, timed=True
+            csr,
+            n,
+            dtype=dtype_of("plan", dtype, csr),
+            system=system,
+            reorder=order,
+            tune=how,
+            device=place,
+            timed=True,
         )
     if as_json:
         floor, term = made.floor()

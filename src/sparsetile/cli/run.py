@@ -158,7 +158,7 @@ def run(
     n: Annotated[
         str, typer.Option("-n", "--n", metavar="N,...", help="Columns of the dense matrix B.")
     ] = "128",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     system: SystemName = "auto",
     reduce: Annotated[
         str, typer.Option("--reduce", metavar="HOW", help="sum, mean, max or min.")
@@ -188,7 +188,7 @@ def run(
     The error column is the largest error against float64 in units of what rounding allows:
     above 1 the product is wrong and the exit code is 1.
     """
-    kind = dtype_of("run", dtype)
+    dtype_of("run", dtype)  # refused before anything is read
     place = resolve_device("run", device)
     options: dict[str, Any] = {
         "system": one_of("run", "--system", system, ["auto", *_system_names()]),
@@ -210,7 +210,7 @@ def run(
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
         for name in matrix:
-            rows += _products(name, data, weighted, widths, kind, place, options)
+            rows += _products(name, data, weighted, widths, dtype, place, options)
     except Exception:
         _print(rows, as_json)  # print what was measured before the error
         raise
@@ -225,15 +225,16 @@ def _system_names() -> list[str]:
 
 
 def _products(
-    name: str, data: Path | None, weighted: bool, widths: Sequence[int], dtype: torch.dtype,
+    name: str, data: Path | None, weighted: bool, widths: Sequence[int], dtype: str,
     device: torch.device, options: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     with activity(f"reading {name}"):
         csr = load_matrix(name, data)
         if weighted and csr.values is None:
             csr = _random_values(csr, torch.Generator().manual_seed(options["seed"] + 1))
-        _note_overflow(name, csr, dtype)
+        kind = dtype_of("run", dtype, csr)
+        _note_overflow(name, csr, kind)
     for n in widths:
         with activity(f"multiplying {name}"):
-            row = _product(name, csr, n, dtype, device, options)
+            row = _product(name, csr, n, kind, device, options)
         yield row
