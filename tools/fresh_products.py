@@ -17,6 +17,7 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile import functional
+from sparsetile.cli.against import paid_after
 from sparsetile.core.timer import one_product
 from tools.fresh_cases import (
     Case,
@@ -279,15 +280,3 @@ def break_even(context: Context) -> None:
                         )  # fmt: skip
 
     context.each_matrix("breakeven", matrix)
-
-
-def paid_after(planning: float, kernel: float, preprocess: float, baseline: float) -> float:
-    """Products after which a plan has cost less than the baseline; infinite if it never has.
-
-    >>> paid_after(1e-3, 1e-5, 2e-4, 3e-5)
-    40.0
-    """
-    extra, gain = planning - preprocess, baseline - kernel
-    if extra <= 0 and gain >= 0:
-        return 0.0
-    return round(max(0.0, extra / gain), 6) if gain > 0 else math.inf

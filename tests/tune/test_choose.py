@@ -326,15 +326,16 @@ def test_close_calls_are_timed_if_the_expected_products_save_it():
     assert close_calls(wanted, {"a": 1.0e-3, "b": 2.1e-3}, 10**9) == [], "the model decides"
 
 
-def test_few_systems_of_different_predictions_are_timed(monkeypatch):
-    few, runs = request(), 10**6  # 300 rows: no model was fitted to such
+def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeypatch):
+    monkeypatch.setattr(Request, "device", torch.device("cuda"))
+    few = request()  # 300 rows: no model was fitted to such
     predicted = {"a": 1e-5, "b": 1.2e-5, "c": 1.2e-5, "d": 1.9e-5, "e": 1.95e-5, "f": 2.1e-5}
-    assert close_calls(few, predicted, runs) == ["a", "b", "d"], "one of equals, three at most"
-    assert close_calls(few, predicted, 100) == []
-    assert close_calls(dataclasses.replace(few, deterministic=True), predicted, runs) == []
+    assert close_calls(few, predicted, 100) == ["a", "b", "d"], "one of equals, three at most"
+    assert close_calls(few, predicted, 99) == []
+    assert close_calls(dataclasses.replace(few, deterministic=True), predicted, 100) == []
     monkeypatch.setattr(choose, "FEW_ROWS", 100)
     monkeypatch.setattr(choose, "NEARLY_DENSE", 1.0)
-    assert close_calls(few, predicted, runs) == ["a", "b"]
+    assert close_calls(few, predicted, 100) == ["a", "b"]
 
 
 def builds_of(*systems: PacedSystem) -> list[int]:

@@ -146,7 +146,7 @@ def test_the_least_time_is_that_of_reading_a_and_b_and_writing_c_once(weighted, 
     moved = (8 if weighted else 4) * csr.nnz + 4 * 512 * (min(cols, csr.nnz) + rows)
     ceilings = replace(H200, l2_bytes=moved if fits else moved - 1)
     rate = ceilings.l2_gather if fits else ceilings.dram
-    found = orders.least_seconds(request(csr).changed(ceilings=ceilings))
+    found = orders._least_seconds(request(csr).changed(ceilings=ceilings))
     assert found == pytest.approx(moved / rate) and found > ceilings.launch
 
 

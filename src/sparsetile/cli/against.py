@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sparsetile.cli.console import activity, print_table, print_text
+from sparsetile.cli.console import activity, duration, print_table, print_text
 from sparsetile.intake.csr import CSR
 
-__all__ = ["LIBRARIES", "compare", "pays_from", "print_comparison"]
+__all__ = ["LIBRARIES", "compare", "paid_after", "pays_from", "print_comparison"]
 
 # Library -> its baselines (``sparsetile.bench``), of which the fastest counts.
 LIBRARIES = {
@@ -28,17 +29,22 @@ LIBRARIES = {
 _READY = ("scipy", "torch")
 
 
-def pays_from(planning: float, seconds: float, preparation: float, others: float) -> int | None:
-    """Return the number of products from which a plan has cost less; None: it never does.
+def paid_after(planning: float, seconds: float, preparation: float, others: float) -> float:
+    """Return the products after which a plan has cost less; infinite if it never has.
 
-    >>> pays_from(1e-3, 1e-5, 0.0, 3e-5)
-    50
+    >>> paid_after(1e-3, 1e-5, 2e-4, 3e-5)
+    40.0
     """
-    if planning <= preparation and seconds <= others:
-        return 1
-    if seconds >= others:
-        return None
-    return max(1, math.ceil(round((planning - preparation) / (others - seconds), 9)))
+    extra, gain = planning - preparation, others - seconds
+    if extra <= 0 and gain >= 0:
+        return 0.0
+    return round(max(0.0, extra / gain), 6) if gain > 0 else math.inf
+
+
+def pays_from(planning: float, seconds: float, preparation: float, others: float) -> int | None:
+    """Return the same as a number of products, at least one; None: a plan never pays."""
+    after = paid_after(planning, seconds, preparation, others)
+    return None if after == math.inf else max(1, math.ceil(after))
 
 
 def compare(
@@ -80,8 +86,6 @@ def _fastest(
 
 
 def _measured(name: str, operands: Any, ready: bool, repeats: int) -> dict[str, Any]:
-    import torch
-
     from sparsetile.bench.baselines import BASELINES
     from sparsetile.bench.worker import judge
     from sparsetile.core.timer import time_product
@@ -101,10 +105,6 @@ def _measured(name: str, operands: Any, ready: bool, repeats: int) -> dict[str, 
     }  # fmt: skip
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
 def _products(count: int) -> str:
     return f"{count} product" + "s" * (count > 1)
 
@@ -120,8 +120,8 @@ def print_comparison(rows: Sequence[dict[str, Any]]) -> None:
                 continue
             pays = each["pays_from"]
             cells.append([
-                *begin, _duration(each["seconds"]), f"{each['over_sparsetile']:.2f}",
-                _duration(each["prepare_seconds"]), f"{each['error']:.3f}",
+                *begin, duration(each["seconds"]), f"{each['over_sparsetile']:.2f}",
+                duration(each["prepare_seconds"]), f"{each['error']:.3f}",
                 "never" if pays is None else _products(pays),
             ])  # fmt: skip
     headings = (
@@ -138,7 +138,7 @@ def _sentence(row: dict[str, Any]) -> str:
     if not able:
         return f"{product}: no other library can compute this product here."
     best = min(able, key=lambda each: each["seconds"])
-    planning = _duration(row["plan_again_seconds"])
+    planning = duration(row["plan_again_seconds"])
     if best["pays_from"] is None:
         return f"{product}: {best['library']} is faster, so planning ({planning}) does not pay."
     return (

@@ -32,8 +32,8 @@ from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "activity", "note", "note_some", "print_json", "print_table", "print_text", "printable",
-    "progress_bar", "usable_streams",
+    "activity", "duration", "note", "note_some", "print_json", "print_table", "print_text",
+    "printable", "progress_bar", "usable_streams",
 ]  # fmt: skip
 
 # Tables keep their natural width in a pipe: readers of logs need whole cells.
@@ -128,6 +128,11 @@ def _finite(value: Any) -> Any:
 def print_json(value: Any) -> None:
     """Write ``value`` to stdout as JSON."""
     print_text(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def duration(seconds: float) -> str:
+    """Return a time for a table, in milliseconds or microseconds."""
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 def print_table(

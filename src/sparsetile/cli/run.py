@@ -14,7 +14,7 @@ from torch import Tensor
 import sparsetile
 from sparsetile.check.judge import check_product
 from sparsetile.cli.against import LIBRARIES, compare, print_comparison
-from sparsetile.cli.console import activity, note, print_json, print_table
+from sparsetile.cli.console import activity, duration, note, print_json, print_table
 from sparsetile.cli.options import (
     Data,
     Device,
@@ -121,15 +121,11 @@ def _product(
     return row
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
 def _cells(row: dict[str, Any]) -> list[str]:
     share = row["floor_share"]
     return [
         row["matrix"], f"{row['shape'][0]} x {row['shape'][1]}", str(row["nnz"]), row["system"],
-        str(row["n"]), row["dtype"], _duration(row["seconds"]), f"{row['gflops']:.1f}",
+        str(row["n"]), row["dtype"], duration(row["seconds"]), f"{row['gflops']:.1f}",
         f"{row['gbytes_per_second']:.1f}", "-" if share is None else f"{100 * share:.0f} %",
         f"{row['error']:.3f}" if row["error"] < 1e6 else f"{row['error']:.0e}", row["checked"],
         "ok" if row["ok"] else "WRONG",

@@ -41,7 +41,6 @@ from sparsetile.tune import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
     Choice,
-    affordable,
     choose_order,
     choose_system,
 )
@@ -150,8 +149,8 @@ def plan(
         dtypes and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` lists what is kept.
     expected_runs : int
         Number of products that you expect to compute with the plan. ``reorder="auto"`` searches
-        for a row order, systems with tiles are compared, and systems with similar predictions are
-        timed, only if that many products are predicted to save the time that it takes.
+        for a row order only if that many products would save the search time. On a GPU, systems
+        with similar predictions are timed for about 20 ms if this is 100 or more.
     budget : float
         Seconds that ``tune="measure"`` may spend on timing, not counting compilation.
 
@@ -249,13 +248,7 @@ def build_plan(
     uncompared = tune == "none" and system == "auto"
     if uncompared:
         system = exact_system(csr.device.type).name
-    if system == "auto":
-        able, rejected = _sensible(request)
-        if tune == "model":
-            able, more = affordable(request, able, runs)
-            rejected |= more
-    else:
-        able, rejected = candidates(request, system)
+    able, rejected = _sensible(request) if system == "auto" else candidates(request, system)
     if not able:
         raise unsupported("plan", rejected, "no system" if system == "auto" else system)
     with guard:
@@ -291,7 +284,7 @@ def build_plan(
 
 def _choose_order(request: Request, runs: int) -> tuple[Permutation, list[str]]:
     """Return the row order that pays, and why; the given one if there is nothing to choose."""
-    able, _ = affordable(request, _sensible(request)[0], runs)
+    able, _ = _sensible(request)
     return choose_order(request, able, runs) if len(able) > 1 else (request.permutation, [])
 
 

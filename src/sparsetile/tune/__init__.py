@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sparsetile.tune.affordable import affordable
 from sparsetile.tune.choose import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
@@ -16,6 +15,6 @@ from sparsetile.tune.kept import kept_timings
 from sparsetile.tune.orders import choose_order
 
 __all__ = [
-    "EXPECTED_RUNS", "MEASURE_SECONDS", "Choice", "Floor", "affordable", "choose_order",
-    "choose_system", "floor_seconds", "kept_timings", "measure_systems", "predict_systems",
+    "EXPECTED_RUNS", "MEASURE_SECONDS", "Choice", "Floor", "choose_order", "choose_system",
+    "floor_seconds", "kept_timings", "measure_systems", "predict_systems",
 ]  # fmt: skip

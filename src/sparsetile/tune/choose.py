@@ -1,9 +1,9 @@
 """The choice of a system for a request: by each system's own model, or by timing the best few.
 
-A prediction is free but at times off by a quarter. Systems predicted to be nearly as fast as the
-fastest are built and timed, for about 20 ms, if the products that are expected of the plan are
-predicted to save that. This compiles only the exact system's kernels, and only if a measurement
-contradicts the model: other kernels take seconds to compile.
+A prediction is free but at times off by a quarter. On a GPU, systems predicted to be nearly as
+fast as the fastest are built and timed, for about 20 ms, unless few products are expected of the
+plan. This compiles only the exact system's kernels, and only if a measurement contradicts the
+model: other kernels take seconds to compile.
 ``tune="measure"`` times the model's best few, within a larger budget. Both keep their results on
 disk (``tune/kept.py``), so that the same matrix gets the same system again. If torch is set to be
 deterministic, only ``tune="measure"`` times anything.
@@ -109,7 +109,8 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     """Return the systems to time, the fastest first: those predicted near the fastest; none if the
     prediction decides.
 
-    Over ``expected_runs`` products the expected saving must exceed the time of building and timing.
+    If few products are expected of the plan, or on a host, the expected saving must exceed the time
+    of building and timing.
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
@@ -123,6 +124,8 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     names = list(near.values())[:MOST_CLOSE]
     if len(names) == 1 or request.deterministic or request.ablation is not None:
         return []
+    if request.device.type == "cuda" and expected_runs >= EXPECTED_RUNS:
+        return names
     build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
     cost = (len(names) - 1) * build + CLOSE_SECONDS
     return names if expected_runs * CLOSE_SAVES * fastest > cost else []
