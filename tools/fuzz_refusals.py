@@ -103,7 +103,7 @@ REFUSALS: dict[str, Callable[[_Calls], Any]] = {
     "B of no dimension": lambda c: c.plan @ torch.ones((), dtype=c.B().dtype),
     "B of another type": lambda c: c.plan @ c.B(dtype=c.other),
     "B of whole numbers": lambda c: c.plan @ c.B(dtype=torch.int64),
-    "B of numpy": lambda c: c.plan @ np.ones((c.cols, 3)),
+    "B of lists": lambda c: c.plan @ np.ones((c.cols, 3)).tolist(),
     "B sparse": lambda c: c.plan @ c.B().to_sparse(),
     "B on meta": lambda c: c.plan @ c.B().to("meta"),
     "B None": lambda c: c.plan.run(None),

@@ -83,6 +83,8 @@ SUITES = {
         f"{_SLOW}|sixteen_rows",
         "spmm_csr",
     ),
+    "narrow": Suite(("tests/contracts/test_gpu_narrow.py",), kernel="spmm_csr", constant="kParts"),
+    "direct": Suite(("tests/cache/test_gpu_fresh.py",), kernel="spmm_direct"),
     "acc": Suite(
         (_SYSTEMS, _VARIANTS, _RUNTIME, *_PRIMITIVES),
         ("acc",),
@@ -199,7 +201,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("if (begin + lane < length)", "if (begin + lane + 1 < length)", "misses the last entry"),
         ("if (most == M - 1)", "if (most == M)", "off by one at the end of a row"),
         ("if (most <= kLess)", "if (most < M)", "drops the last entry of a small product's row"),
-        ("int step = kLanes; step < 32", "int step = 2 * kLanes; step < 32", "half of the groups"),
+        ("int step = kFrom; step < kTo", "int step = 2 * kFrom; step < kTo", "half of the groups"),
         ("m < chunk.left", "m <= chunk.left", "adds an entry of nobody"),
     ),
     *_in(
@@ -243,11 +245,55 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("__ldcg(p.args) == 0", "__ldcg(p.args) != 0", "never repairs C"),
     ),
     *_in(
-        "rows/sddmm_csr.cu",
+        "rows/row_items.cuh",
+        "narrow",
+        ("at + (kUnroll - 1) * step < item.z", "at < item.z", "adds entries of the next row"),
+        ("(work.first + lane) / kColumnLanes", "lane / kColumnLanes", "groups add the same"),
+        ("join_lanes<1, kColumnLanes, kLanes>", "join_lanes<1, 2 * kColumnLanes, kLanes>", "half"),
+        ("lane % kColumnLanes * kVec", "lane / kParts * kVec", "lanes add each other's columns"),
+    ),
+    *_in(
+        "rows/sampled_items.cuh",
         "csr",
         ("mine = odd ? dot[2 * i + 1]", "mine = odd ? dot[2 * i]", "keeps the wrong sum"),
         ("lane / kUnroll == j / kUnroll", "lane / kUnroll == j", "loses all but one batch"),
         ("p.g + blockIdx.z * p.g_batch", "p.g + blockIdx.z * p.b_batch", "wrong stride of batches"),
+    ),
+    *_in(
+        "rows/sddmm_csr.cu",
+        "csr",
+        ("threadIdx.x % kLanes", "threadIdx.x % 32", "takes another group's columns"),
+    ),
+    # -- CSR arrays as they are
+    *_in(
+        "rows/direct.cuh",
+        "direct",
+        ("V::narrow(typename V::Acc(1))", "V::narrow(typename V::Acc(0))", "a pattern of zeros"),
+        ("column == static_cast<int>(column) ?", "true ?", "cuts a column of 64 bits"),
+        ("entries.y > entries.x ? scale / Acc", "false ? scale / Acc", "a mean that is a sum"),
+        ("if (here) report", "if (false) report", "is silent about a wrong column"),
+        ("  column = 0;", "  column = p.cols;", "reads a row that B does not have"),
+    ),
+    *_in(
+        "rows/direct_items.cuh",
+        "direct",
+        ("(length + p.segment - 1) / p.segment", "length / p.segment", "too few pieces"),
+        ("pieces > 1 ? slot + i : -1", "-1", "pieces overwrite each other"),
+        ("if (row >= p.rows || is_long)", "if (row >= p.rows)", "adds up long rows twice"),
+        ("= node + i / kFanIn", "= node", "one parent for all"),
+        ("slot + count + g, 0)", "slot + count, 0)", "the wrong place above"),
+        ("p.counts[i] = 0", "p.counts[i] = 1", "leaves counters behind for the next launch"),
+        ("if (end < begin) report", "if (false) report", "is silent about row pointers"),
+    ),
+    *_in(
+        "rows/spmm_direct.cu",
+        "direct",
+        ("slab = blockIdx.y", "slab = 0", "the first slab again"),
+    ),
+    *_in(
+        "rows/sddmm_direct.cu",
+        "direct",
+        ("threadIdx.x % kLanes", "threadIdx.x % 32", "takes another group's columns"),
     ),
     # -- items, trees, windows
     *_in(

@@ -103,7 +103,7 @@ def thresholds(case: Case) -> Found:
     ours = case.counts(case.order, HEIGHT)
     for tau in TAUS:
         split = split_by_threshold(ours, tau, TAU_INC)
-        built = RSHSystem()._build(request, split)
+        built = RSHSystem().build_split(request, split)
         product = case.built_product(f"tau_nnz {tau}", request, built)
         steps.append({"tau_nnz": tau, **_density(ours, split), **product})
     splits: dict[str, Partition | None] = {

@@ -20,6 +20,7 @@ from sparsetile.cache.spmm import clear_plan_cache, spmm
 from sparsetile.core.epoch import changed
 from sparsetile.core.errors import CompileError, DataError, PlanFileError, UnsupportedError
 from sparsetile.intake import CSR
+from sparsetile.launch.faults import synchronize
 from sparsetile.plan.load import load_plan
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
@@ -38,5 +39,6 @@ __all__ = [
     "load_plan",
     "plan",
     "spmm",
+    "synchronize",
     "systems",
 ]

@@ -169,6 +169,14 @@ class TestOnGpu:
             verdict = judge(operands, ready.run(), tf32=ready.uses_tf32)
             assert verdict.ok, verdict
 
+    @pytest.mark.parametrize("name", ["cusparse-spmv1", "cusparse-spmv2"])
+    def test_every_algorithm_of_one_column_is_right(self, name: str) -> None:
+        operands = _on_gpu(torch.float32, n=1)
+        ready = BASELINES[name].prepare(operands)
+        for _ in range(2):
+            verdict = judge(operands, ready.run())
+            assert verdict.ok, verdict
+
     def test_sddmm_is_right(self) -> None:
         operands = _on_gpu(torch.float32, "sddmm")
         result = BASELINES["cusparse-sddmm"].prepare(operands).run()

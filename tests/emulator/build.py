@@ -162,10 +162,11 @@ class HostKernel:
         threads: int,
         params: Mapping[str, Any],
         patch: Sequence[str],
+        rare: Sequence[str] = (),
         **_: Any,
     ) -> HostLaunch:
-        """Return a launch of which the fields named in ``patch`` change a call."""
-        return HostLaunch(self, grid, threads, dict(params), patch)
+        """Return a launch of which the fields named in ``patch`` and ``rare`` change a call."""
+        return HostLaunch(self, grid, threads, dict(params), patch, rare)
 
 
 class HostLaunch:
@@ -178,11 +179,20 @@ class HostLaunch:
         threads: int,
         params: dict[str, Any],
         patch: Sequence[str],
+        rare: Sequence[str],
     ) -> None:
         self._kernel, self._sizes = kernel, (*grid, threads)
+        self._rare = kernel.params.patch(*rare) if rare else None
         self._patch = kernel.params.patch(*patch)
         self._buffer = ctypes.create_string_buffer(kernel.params.size)
         kernel.params.pack_into(self._buffer, params)
+
+    def launch_sized(self, stream: int, blocks: int, rare: tuple[int, ...], *values: Any) -> None:
+        """The same with another first dimension of the grid, and other ``rare`` values."""
+        self._sizes = (blocks, *self._sizes[1:])
+        if self._rare is not None:
+            self._rare.bind(self._buffer)(*rare)
+        self.launch(stream, *values)
 
     def launch(self, stream: int, *values: Any) -> None:
         """Run the grid with these values; ends when it has ended."""

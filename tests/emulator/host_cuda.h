@@ -93,6 +93,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
+inline void __nanosleep(unsigned) { std::abort(); }  // blocks run one after the other
 inline float __expf(float x) { return std::exp(x); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* address, int value) {
@@ -112,7 +113,8 @@ inline int atomicMin(int* address, int value) {
   *address = min(found, value);
   return found;
 }
-inline int atomicCAS(int* address, int expected, int value) {
+template <typename Number>
+inline Number atomicCAS(Number* address, Number expected, Number value) {
   __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   return expected;
 }

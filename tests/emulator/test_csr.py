@@ -19,10 +19,11 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.rows import lengths as rows
 from sparsetile.engines.rows import runner as csr_runner
 from sparsetile.kernels import KernelSpec
+from sparsetile.kernels.csr import narrow_tiles, vector_width
 from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
-from tests.contracts.cases import csr_of
+from tests.contracts.cases import csr_of, equal_rows
 from tests.emulator.build import HostKernel, host_compiler
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
@@ -144,7 +145,7 @@ def test_rows_are_cut_into_shared_pieces(monkeypatch):
     assert_same(product(built, csr, B), expected(csr, B))
 
 
-@pytest.mark.parametrize("n, dtype", [(128, F32), (33, F32), (32, torch.float64), (16, F16)])
+@pytest.mark.parametrize("n, dtype", [(128, F32), (33, F32), (32, torch.float64), (24, F16)])
 def test_other_widths_take_a_plan_for_small_products_with_a_warp_a_row(loaded, n, dtype):
     csr = csr_of(uneven())
     built = build(csr, 32, F32)
@@ -191,3 +192,34 @@ def test_sampled_products_of_a_plan_with_shared_rows():
     G, B = (torch.randint(-3, 4, (size, 32)).float() for size in csr.shape)
     found = runner(built.recipe).sddmm(built.tensors, G, B)
     assert torch.equal(found, (G[csr.row_ids()] * B[csr.indices.long()]).sum(1))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 12, 16])
+def test_few_columns_are_read_side_by_side_by_every_tile(monkeypatch, loaded, dtype, n):
+    monkeypatch.setattr(rows, "UNCUT_NARROW", 40)
+    monkeypatch.setattr(rows, "SHORT_SEGMENT", 64)
+    monkeypatch.setattr(rows, "SHARED_UNCUT", 64)
+    csr = csr_of(uneven(390), dtype=dtype)
+    built = build(csr, n, dtype)
+    assert json.loads(built.recipe.partition(":")[2])["plain"]["slots"] > 2
+    B, vector = operand(csr, n, dtype), vector_width(dtype, n)
+    fitting = [t for t in narrow_tiles(dtype) if t.vector == vector and t.slab >= n]
+    for tile in [t for t in fitting if t.slab == min(t.slab for t in fitting)]:
+        monkeypatch.setattr("sparsetile.kernels.csr.choose_narrow_tile", lambda *_, t=tile: t)
+        runner(built.recipe)._launches.clear()
+        assert_same(product(built, csr, B), expected(csr, B))
+        assert loaded[-1]["kParts"] == tile.parts
+        assert loaded[-1]["kShared"] and not loaded[-1]["kHeads"]
+    two = operand(csr, n, dtype, 2)
+    assert_same(product(built, csr, two), expected(csr, two))
+
+
+@pytest.mark.parametrize("n", [1, 8, 16])
+def test_few_columns_of_a_plan_with_bundles_are_read_side_by_side(loaded, n):
+    csr = csr_of(equal_rows(20, 600))
+    built = build(csr, 32, F32)
+    assert "mixed_items" in built.tensors and "heads" not in built.tensors
+    B = operand(csr, n, F32)
+    assert_same(product(built, csr, B), expected(csr, B))
+    assert loaded[-1]["kParts"] > 1

@@ -123,7 +123,7 @@ BUNDLED = {
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundles_decode_to_the_product(name, permuted):
     csr = whole_numbers(BUNDLED[name](), pattern=permuted)
-    built = build("csr", csr, order=row_order(csr, permuted and name[:4] != "some"))
+    built = build("csr", csr, n=32, order=row_order(csr, permuted and name[:4] != "some"))
     decode_bundles(built)
     decode_rows(built)
 

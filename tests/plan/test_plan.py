@@ -15,7 +15,7 @@ from tests.contracts.cases import assert_close, csr_of, random_matrix
 from tests.plans import MATRIX, dense, made, said, variant_of
 
 
-@pytest.mark.parametrize("B", [None, 3, np.ones((20, 4)), [[1.0]]], ids=lambda b: str(type(b)))
+@pytest.mark.parametrize("B", [None, 3, [[1.0]]], ids=lambda b: str(type(b)))
 def test_an_operand_that_is_no_tensor_is_refused(B):
     assert said(TypeError, lambda: made().run(B)) == (
         f"run: B must be a torch tensor, got {type(B).__name__}. Convert it with torch.as_tensor."
@@ -157,7 +157,7 @@ def test_batches_may_be_empty_and_so_may_their_matrices(lead, n):
 
 
 def test_a_plan_on_the_right_of_a_product_is_a_mistake():
-    for left in (dense(4, 30), np.ones((4, 30)), 3):
+    for left in (dense(4, 30), 3):
         assert said(TypeError, lambda left=left: left @ made()) == (
             f"plan: operands must be plan @ B, got {type(left).__name__} @ plan. "
             "Write plan @ B, or plan.T for the transpose."
@@ -253,12 +253,6 @@ def test_a_result_of_several_batch_dimensions_may_have_any_strides():
     plan, B = st.plan(csr, 6), torch.randn(2, 3, 10, 6)
     out = torch.zeros(3, 2, 12, 6).transpose(0, 1)
     assert torch.equal(plan.run(B, out=out, beta=0.5), plan @ B)
-
-
-def test_arrays_are_refused_with_a_hint():
-    plan = st.plan(csr_of(random_matrix(4, 3, 0.5)), 2)
-    with pytest.raises(TypeError, match=r"run: B must be a torch tensor, got ndarray\. Convert"):
-        plan @ torch.ones(3, 2).numpy()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -212,7 +212,7 @@ def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
 def test_kernels_are_found_through_their_includes():
     assert kernels_with("rows/spmm_csr.cu") == ["spmm_csr"]
     assert set(kernels_with("rows/row_items.cuh")) == {
-        "spmm_csr", "spmm_rstile", "spmm_brp", "spmm_half",
+        "spmm_csr", "spmm_direct", "spmm_rstile", "spmm_brp", "spmm_half",
     }  # fmt: skip
     assert set(kernels_with(FILE)) == set(KERNELS)
     assert set(kernels_with("mma/wgmma.cuh")) < set(KERNELS)

@@ -19,19 +19,9 @@ from sparsetile.core.packages import import_modules
 from sparsetile.formats.units import Units, row_units
 
 __all__ = [
-    "SCHEDULES",
-    "CoBalanced",
-    "CostModel",
-    "LongestFirst",
-    "RowChunks",
-    "Schedule",
-    "SegmentSchedule",
-    "Units",
-    "WindowSchedule",
-    "WindowShares",
-    "fit_cost_model",
-    "l2_reload_factor",
-    "row_units",
-]
+    "SCHEDULES", "CoBalanced", "CostModel", "LongestFirst", "RowChunks", "Schedule",
+    "SegmentSchedule", "Units", "WindowSchedule", "WindowShares", "fit_cost_model",
+    "l2_reload_factor", "row_units",
+]  # fmt: skip
 
 import_modules(__name__)

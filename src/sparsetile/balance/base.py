@@ -13,18 +13,13 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import value_error
+from sparsetile.core.packages import register
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
-__all__ = ["SCHEDULES", "Schedule", "not_consecutive"]
+__all__ = ["SCHEDULES", "Schedule"]
 
 SCHEDULES: dict[str, type[Schedule]] = {}
-
-
-def not_consecutive(units: Units) -> str | None:
-    """Return why a policy that joins neighbouring units cannot take these; None if it can."""
-    return "units must follow each other in one list" if units.offsets is None else None
 
 
 class Schedule(ABC):
@@ -40,6 +35,8 @@ class Schedule(ABC):
         Tensors that the kernels read, in :meth:`tensors`.
     dtype : torch.dtype
         Type of all of them.
+    consecutive : bool
+        Whether the policy joins neighbouring units of one list.
     items : Tensor [items, numbers of an item]
         Each policy defines the numbers.
     """
@@ -48,35 +45,24 @@ class Schedule(ABC):
     variants: ClassVar[Variants] = {"default": {}}
     arrays: ClassVar[tuple[str, ...]] = ("items",)
     dtype: ClassVar[torch.dtype] = torch.int32
+    consecutive: ClassVar[bool] = False
 
     items: Tensor
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" not in vars(cls):
-            return
-        if cls.name in SCHEDULES:
-            raise value_error(
-                "Schedule", "name", "new", repr(cls.name), f"{SCHEDULES[cls.name].__name__} has it"
-            )
-        SCHEDULES[cls.name] = cls
+        register(cls, SCHEDULES, "Schedule")
 
     @classmethod
     @abstractmethod
     def make(cls, units: Units, *args: Any, **options: Any) -> Self:
-        """List the items of ``units``.
-
-        Parameters
-        ----------
-        units : Units
-            What to schedule, in the order in which it should be visited.
-        **options
-            The policy's own options.
-        """
+        """List the items of ``units``, in the order in which they should be visited."""
 
     @classmethod
     def reason(cls, units: Units) -> str | None:
         """Return why this policy cannot schedule ``units``; None if it can."""
+        if cls.consecutive and units.offsets is None:
+            return "units must follow each other in one list"
         return None
 
     @classmethod
@@ -110,13 +96,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def pieces(self) -> Tensor:
-        """Return the parts of units that the items hold, in the order of the items.
+        """Return the parts of units in the items, in the order of the items, int64 [pieces, 4].
 
-        Returns
-        -------
-        Tensor of int64 [pieces, 4]
-            Whether the unit is a bundle (0 or 1), its label, and begin and end in its list. An item
-            of several units has a piece for each.
+        Whether the unit is a bundle (0 or 1), its label, and begin and end in its list. An item of
+        several units has a piece for each.
         """
 
     def slots(self) -> Tensor:

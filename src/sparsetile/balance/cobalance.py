@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.balance.base import not_consecutive
 from sparsetile.balance.cost_model import CostModel
 from sparsetile.balance.partition_points import (
     greedy_points,
@@ -150,20 +149,14 @@ def _in_turn(cost: np.ndarray, workers: int, width: int) -> _Shares:
 class CoBalanced(TreeSchedule):
     """Persistent workers' shares of (window, columns) tasks; all int32.
 
-    Attributes
-    ----------
-    items : Tensor [items, 8]
-        ``window, first tile, end, slot of a piece or -1, first unit of columns, end, 0, 0``, worker
-        by worker.
-    first_of_worker : Tensor [workers + 1]
-        Index of each worker's first item.
-    width : int
-        Units of columns per window.
-    largest : float
-        Largest share of the cost over the mean: 1 is perfect balance.
+    Items [items, 8] are ``window, first tile, end, slot of a piece or -1, first unit of columns,
+    end, 0, 0``, worker by worker; a worker's first is in ``first_of_worker``. A window has
+    ``width`` units of columns. ``largest`` is the largest share of the cost over the mean: 1 is
+    perfect balance.
     """
 
     name = "cobalanced"
+    consecutive = True
     variants: ClassVar[Variants] = {
         "7 workers": {"workers": 7, "width": 16},
         "3 workers in turn": {"workers": 3, "width": 8, "in_turn": True},
@@ -191,31 +184,13 @@ class CoBalanced(TreeSchedule):
         in_turn: bool = False,
         refine: bool = True,
     ) -> Self:
-        """Share out tasks evenly.
+        """Share out the tasks of consecutive windows of tiles evenly.
 
-        Parameters
-        ----------
-        units : Units
-            Consecutive windows; their lists are tiles.
-        workers : int or None
-            Thread blocks that run at the same time. None: not persistent, one worker per window.
-        width : int
-            Units of columns per window.
-        model : CostModel
-            Coefficients of Equation 1, with D in these units.
-        least : int
-            Windows whose shares along N would have fewer units are cut along their tiles.
-        step : int
-            Tiles multiplied at once: pieces begin at multiples of it.
-        in_turn : bool
-            Whether workers take windows in turn; neighbouring windows for each worker otherwise.
-        refine : bool
-            Whether one generation of a genetic search follows Algorithm 1.
-
-        Raises
-        ------
-        ValueError
-            ``workers`` or ``width`` is below 1.
+        ``workers`` thread blocks run at the same time; None: not persistent, one worker per window.
+        A window has ``width`` units of columns, the D of ``model``. Windows whose shares along N
+        would have fewer than ``least`` units are cut along their tiles, at multiples of ``step``.
+        With ``in_turn`` workers take windows in turn; otherwise each has neighbouring windows by
+        Algorithm 1, and with ``refine`` one generation of a genetic search follows.
         """
         cls._require(units)
         for name, value in (("workers", 1 if workers is None else workers), ("width", width)):
@@ -270,10 +245,6 @@ class CoBalanced(TreeSchedule):
         listed, first_of_worker = (part.to(units.length.device) for part in lists)
         parent_of_slot, nodes = (part.to(units.length.device) for part in tree)
         return cls(listed, parent_of_slot, nodes, first_of_worker, width, shares.largest)
-
-    @classmethod
-    def reason(cls, units: Units) -> str | None:
-        return not_consecutive(units)
 
     @property
     def worker_count(self) -> int:

@@ -51,13 +51,7 @@ class Fit:
 
 
 def fit_cost_model(readings: Sequence[Reading]) -> Fit:
-    """Fit Equation 1 by linear regression with coefficients of at least 0.
-
-    Raises
-    ------
-    ValueError
-        Fewer readings than coefficients, or readings that cannot separate them.
-    """
+    """Fit Equation 1 by linear regression with coefficients of at least 0."""
     if len(readings) < 3:
         raise value_error(
             "fit_cost_model", "readings", "at least 3", len(readings), "Measure more products"

@@ -51,12 +51,7 @@ def points_at(costs: np.ndarray, prefix: np.ndarray, width: int) -> np.ndarray:
 def greedy_points(prefix: np.ndarray, width: int, workers: int) -> np.ndarray:
     """Return the split points, int64 [workers + 1], by Algorithm 1.
 
-    Parameters
-    ----------
-    prefix : array of float [windows + 1]
-        Cost of all windows before each, over all columns; ascending.
-    width : int
-        Units of columns of a window.
+    ``prefix`` is the cost of all windows before each, over all columns; ascending.
     """
     windows = len(prefix) - 1
     points = np.zeros(workers + 1, dtype=np.int64)

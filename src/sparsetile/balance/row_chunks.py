@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparsetile.balance.base import Schedule, not_consecutive
+from sparsetile.balance.base import Schedule
 from sparsetile.balance.tree import ranges
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.base import Variants
@@ -24,19 +24,10 @@ __all__ = ["RowChunks"]
 
 @dataclass(frozen=True, eq=False)
 class RowChunks(Schedule):
-    """Chunks of neighbouring rows; int64, as the CPU kernels take them.
-
-    Attributes
-    ----------
-    items : Tensor [chunks, 2]
-        First row of each chunk, and the row after its last.
-    bounds : Tensor [chunks + 1]
-        The same: from 0 to M, never decreasing.
-    offsets : Tensor [M + 1]
-        Row pointers of the units, which the kernels read beside the bounds.
-    """
+    """Chunks of neighbouring rows; int64, as the CPU kernels take them."""
 
     name = "row_chunks"
+    consecutive = True
     variants: ClassVar[Variants] = {
         "3 chunks": {"chunks": 3},
         "64 chunks": {"chunks": 64, "row_cost": 1.0},
@@ -44,30 +35,16 @@ class RowChunks(Schedule):
     arrays: ClassVar[tuple[str, ...]] = ("bounds",)
     dtype: ClassVar[torch.dtype] = torch.int64
 
-    items: Tensor
-    bounds: Tensor
-    offsets: Tensor
+    items: Tensor  # [chunks, 2]: first row of each chunk, and the row after its last
+    bounds: Tensor  # [chunks + 1]: the same: from 0 to M, never decreasing
+    offsets: Tensor  # [M + 1]: row pointers of the units, which the kernels read beside the bounds
 
     @classmethod
     def make(cls, units: Units, *, chunks: int, row_cost: float = 4.0) -> Self:
-        """Split consecutive rows into contiguous chunks of about equal cost.
+        """Split consecutive rows 0 to M-1 into contiguous chunks of about equal cost.
 
-        A row costs its number of stored entries plus ``row_cost``. No chunk costs more than the
-        mean plus one row.
-
-        Parameters
-        ----------
-        units : Units
-            Rows 0 to M-1, in that order.
-        chunks : int
-            Number of chunks, at least 1. More chunks than rows leaves some empty.
-        row_cost : float
-            Cost of a row besides its entries (loop, store of C), in entries; above 0.
-
-        Raises
-        ------
-        TypeError, ValueError
-            An argument is not as described.
+        A row costs its number of stored entries plus ``row_cost``, above 0, for its loop and store.
+        No chunk costs more than the mean plus one row. More chunks than rows leaves some empty.
         """
         cls._require(units)
         if isinstance(chunks, bool) or not isinstance(chunks, int):
@@ -94,10 +71,6 @@ class RowChunks(Schedule):
         bounds[1:-1] = torch.searchsorted(cost, cost[-1] / chunks * shares)
         bounds[-1] = rows
         return cls(torch.stack([bounds[:-1], bounds[1:]], 1), bounds, indptr)
-
-    @classmethod
-    def reason(cls, units: Units) -> str | None:
-        return not_consecutive(units)
 
     def pieces(self) -> Tensor:
         """Return one piece for each row."""

@@ -20,6 +20,7 @@ from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.formats.device_rows import UnitLimits, arranged_on_device
 from sparsetile.formats.units import RowUnits, Units
+from sparsetile.intake.csr import owners
 
 __all__ = ["SegmentSchedule", "cut_on_host", "default_wide_length"]
 
@@ -74,18 +75,10 @@ def default_wide_length(units: Units) -> int:
 def cut_on_host(
     cut: np.ndarray, max_length: int, shared_length: int | None = None
 ) -> tuple[list[np.ndarray], tuple[Tensor, Tensor]]:
-    """Cut units that are all longer than ``max_length``, on the host.
+    """Cut units ``label, begin, length, whether a bundle``, all longer than ``max_length``.
 
-    Parameters
-    ----------
-    cut : array of int64 [units, 4]
-        ``label, begin, length, whether a bundle`` of each.
-
-    Returns
-    -------
-    list of array of int32 [pieces, 4], pair of Tensor
-        Items of shared rows, of wide bundles and of wide rows, in the order of ``_pieces``,
-        ``_by_section`` and ``_side_by_side``; and their tree.
+    Returns items of shared rows, of wide bundles and of wide rows, int32 [pieces, 4], in the order
+    of ``_pieces``, ``_by_section`` and ``_side_by_side``; and their tree.
     """
     label, begin, length, bundled = cut.T
     grain = np.where(bundled, LIST_STEP, 1)
@@ -109,23 +102,15 @@ def cut_on_host(
 
 @dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Pieces of all units, unit after unit.
+    """Pieces of all units, unit after unit."""
 
-    Attributes
-    ----------
-    unit, number : Tensor or None
-        Place of the piece's unit, and its number there; None if each unit is one piece.
-    begin, length : Tensor
-    tree : pair of Tensor
-        From ``build_tree``.
-    """
-
+    # unit, number: place of the piece's unit, and its number there; None if each unit is one piece.
     unit: Tensor | None
     number: Tensor | None
     begin: Tensor
     length: Tensor
     cut: Tensor | None
-    tree: tuple[Tensor, Tensor]
+    tree: tuple[Tensor, Tensor]  # from ``build_tree``
 
 
 def _pieces(units: Units, max_length: int) -> _Pieces:
@@ -161,13 +146,6 @@ class SegmentSchedule(TreeSchedule):
     Five sections follow each other: shared rows, wide bundles, wide rows, bundles, rows; wide ones
     are long enough for a whole warp, shared ones for a whole thread block. In the first three
     pieces of cut units come first, because their sums finish in several steps.
-
-    Attributes
-    ----------
-    sections : tuple of int
-        Items in each of the five sections.
-    longest : int or None
-        Entries of the longest item, if the host knows them (:meth:`longest_item`).
     """
 
     name = "segments"
@@ -177,7 +155,8 @@ class SegmentSchedule(TreeSchedule):
         "blocks share items of 40": {"max_length": 40, "wide_length": 4, "shared_length": 9},
     }
 
-    sections: tuple[int, int, int, int, int]
+    sections: tuple[int, int, int, int, int]  # items in each of the five sections
+    # Entries of the longest item, if the host knows them (:meth:`longest_item`).
     longest: int | None = None
 
     @classmethod
@@ -191,16 +170,9 @@ class SegmentSchedule(TreeSchedule):
     ) -> Self:
         """Cut units longer than ``max_length`` entries into even pieces and list all items.
 
-        Parameters
-        ----------
-        units : Units
-            What to schedule, in the order in which it should be visited.
-        max_length : int
-            Most entries an item may have, but for bundles at least one batch of their list.
-        wide_length : int, optional
-            Give items of more entries a whole warp; chosen by the units' lengths when None.
-        shared_length : int, optional
-            Give rows and pieces of rows of more entries a whole thread block; none when None.
+        Items of more than ``wide_length`` entries get a whole warp (chosen by the units' lengths
+        when None), rows and pieces of rows of more than ``shared_length`` a whole thread block
+        (none when None).
         """
         if max_length < 1:
             raise value_error(
@@ -256,9 +228,7 @@ class SegmentSchedule(TreeSchedule):
     def pieces(self) -> Tensor:
         """Return one piece for each item."""
         sections = torch.tensor(self.sections, device=self.items.device)
-        section = torch.repeat_interleave(
-            torch.arange(SECTIONS, device=self.items.device), sections
-        )
+        section = owners(sections)
         bundled = (section % 2 == 1).to(torch.int64)
         return torch.cat([bundled.unsqueeze(1), self.items[:, :3].to(torch.int64)], 1)
 
@@ -298,11 +268,6 @@ def _by_section(
     return list(zip(parts[::2], parts[1::2], strict=True)), (a, b, c, d, e)
 
 
-def _most_pieces(units: Units, max_length: int) -> int:
-    """Return an upper bound of the pieces of cut units; bundles are cut like rows."""
-    return units.longer_total(max_length) // max_length + units.longer(max_length)
-
-
 def _by_kernels(
     units: RowUnits, max_length: int, wide_length: int, shared_length: int | None
 ) -> tuple[Tensor, Tensor, Tensor, _Sections, int] | None:
@@ -312,7 +277,7 @@ def _by_kernels(
     """
     if units.tally.bundled and max_length % LIST_STEP:
         return None  # bundles are cut at another length than rows
-    if _most_pieces(units, max_length) > HOST_PIECES:
+    if units.longer_total(max_length) // max_length + units.longer(max_length) > HOST_PIECES:
         return None
     counts = None
     if not units.tally.bundled:  # the tally has the size of each class

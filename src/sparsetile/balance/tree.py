@@ -15,15 +15,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance.base import Schedule
+from sparsetile.intake.csr import owners
 
 __all__ = [
-    "FAN_IN",
-    "TreeSchedule",
-    "build_tree",
-    "host_ranges",
-    "no_tree",
-    "ranges",
-]
+    "FAN_IN", "TreeSchedule", "build_tree", "host_ranges", "no_tree", "ranges",
+]  # fmt: skip
 
 # Children of a tree node. 16 keeps the climb of a row of 64 Ki entries at two steps while no group
 # reads more than 16 partial rows in sequence.
@@ -35,11 +31,10 @@ def ranges(counts: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
 
     If that sum is passed as ``total``, the host does not wait for it.
     """
-    device = counts.device
-    owner = torch.repeat_interleave(
-        torch.arange(counts.numel(), device=device), counts, output_size=total
+    owner = owners(counts, total)
+    number = (
+        torch.arange(owner.numel(), device=owner.device) - (torch.cumsum(counts, 0) - counts)[owner]
     )
-    number = torch.arange(owner.numel(), device=device) - (torch.cumsum(counts, 0) - counts)[owner]
     return owner, number
 
 
@@ -50,19 +45,10 @@ def host_ranges(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build_tree(children: Tensor) -> tuple[Tensor, Tensor]:
-    """Join each cut unit's pieces.
+    """Join the pieces of cut units: ``children`` pieces of each, two or more.
 
-    Runs on the host: few units are cut, and a level is a dozen steps on short lists.
-
-    Parameters
-    ----------
-    children : Tensor of int64 [cut units]
-        Pieces of each cut unit, two or more.
-
-    Returns
-    -------
-    Tensor of int32 [slots], Tensor of int32 [nodes, 4]
-        ``parent_of_slot`` and ``nodes`` of :class:`TreeSchedule`.
+    Returns ``parent_of_slot`` and ``nodes`` of :class:`TreeSchedule`. Runs on the host: few units
+    are cut, and a level is a dozen steps on short lists.
     """
     if not children.numel():
         return no_tree(children.device)
@@ -100,23 +86,13 @@ def no_tree(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class TreeSchedule(Schedule):
-    """Items of work and the tree that adds up cut ones; all int32.
-
-    Attributes
-    ----------
-    items : Tensor [items, 4]
-        Each kind of schedule defines the numbers.
-    parent_of_slot : Tensor [slots]
-        Node that adds the slot's partial sum.
-    nodes : Tensor [nodes, 4]
-        ``first child slot, children, own slot or -1 at the root, 0``.
-    """
+    """Items of work and the tree that adds up cut ones; all int32."""
 
     arrays: ClassVar[tuple[str, ...]] = ("items", "parent_of_slot", "nodes")
 
-    items: Tensor
-    parent_of_slot: Tensor
-    nodes: Tensor
+    items: Tensor  # [items, 4]: each kind of schedule defines the numbers
+    parent_of_slot: Tensor  # [slots]: node that adds the slot's partial sum
+    nodes: Tensor  # [nodes, 4]: ``first child slot, children, own slot or -1 at the root, 0``
 
     @property
     def slot_count(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.balance.base import Schedule, not_consecutive
+from sparsetile.balance.base import Schedule
 from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
@@ -56,20 +56,10 @@ def _dealt_windows(cost: np.ndarray, workers: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class WindowShares(Schedule):
-    """Windows shared out between workers; all int32.
-
-    Attributes
-    ----------
-    items : Tensor [items, 4]
-        ``window, first tile, end, slot of a piece or -1``, worker by worker.
-    first_of_worker : Tensor [workers + 1]
-        Index of each worker's first item.
-    cuts : Tensor [cuts, 4]
-        ``window, first slot, slots, 0`` of each cut window; partial sums are added in the order of
-        their slots.
-    """
+    """Windows shared out between workers; all int32."""
 
     name = "shares"
+    consecutive = True
     variants: ClassVar[Variants] = {
         "7 workers": {"workers": 7},
         "3 workers, dealt": {"workers": 3, "dealt": True},
@@ -77,8 +67,11 @@ class WindowShares(Schedule):
     }
     arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "cuts")
 
+    # [items, 4]: ``window, first tile, end, slot of a piece or -1``, worker by worker.
     items: Tensor
-    first_of_worker: Tensor
+    first_of_worker: Tensor  # [workers + 1]: index of each worker's first item
+    # [cuts, 4]: ``window, first slot, slots, 0`` of each cut window; partial sums are added in the
+    # order of their slots.
     cuts: Tensor
 
     @classmethod
@@ -92,27 +85,14 @@ class WindowShares(Schedule):
         min_tiles: int = MIN_TILES,
         step: int = 1,
     ) -> Self:
-        """Share out windows evenly between workers.
+        """Share out consecutive windows of tiles evenly between workers.
 
-        Each worker takes the windows that follow the previous worker's. A window at the border of
-        two shares is cut, unless that leaves a piece of fewer than ``min_tiles`` tiles at its end.
-        With ``dealt``, most windows are first dealt one by one, so that neighbours, which share
-        rows of B, run at the same time; long windows and the last ones then balance the shares.
-
-        Parameters
-        ----------
-        units : Units
-            Consecutive windows; their lists are tiles.
-        workers : int
-            Thread blocks that run at the same time.
-        dealt : bool
-            Whether neighbouring windows should go to different workers.
-        window_cost : int
-            Cost of a window beside its tiles, in tiles: the store of C.
-        min_tiles : int
-            Fewest tiles of a piece at a window's end.
-        step : int
-            Tiles multiplied at once: pieces begin at multiples of it.
+        Each worker, a thread block, takes the windows that follow the previous worker's. A window
+        at the border of two shares is cut at a multiple of ``step`` tiles, unless that leaves a
+        piece of fewer than ``min_tiles`` tiles at its end. A window costs ``window_cost`` tiles
+        beside its own, for the store of C. With ``dealt``, most windows are first dealt one by one,
+        so that neighbours, which share rows of B, run at the same time; long windows and the last
+        ones then balance the shares.
         """
         cls._require(units)
         assert units.offsets is not None  # checked by _require
@@ -165,10 +145,6 @@ class WindowShares(Schedule):
         np.cumsum(np.bincount(worker, minlength=workers), out=first[1:])
         made = (torch.from_numpy(part.astype(np.int32)) for part in (listed, first, cuts))
         return cls(*(part.to(device) for part in made))
-
-    @classmethod
-    def reason(cls, units: Units) -> str | None:
-        return not_consecutive(units)
 
     @property
     def worker_count(self) -> int:

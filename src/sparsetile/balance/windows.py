@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetile.balance.base import not_consecutive
 from sparsetile.balance.segments import cut_on_host
 from sparsetile.balance.tree import TreeSchedule, no_tree, ranges
 from sparsetile.core.errors import value_error
@@ -46,25 +45,14 @@ LONG_SHARE = 2
 
 @dataclass(frozen=True)
 class TileTimes:
-    """Equation 4's terms, in units of the time to load one tile's rows of B.
+    """Equation 4's terms, in units of the time to load one tile's rows of B."""
 
-    Attributes
-    ----------
-    load_b, mma : float
-        A tile's rows of B; its products.
-    write_back : float
-        Eight rows of C, or of partial sums, written or read once.
-    start : float
-        Latency of an item before its first product.
-    tail : float
-        Share of the longest item that the last worker runs alone.
-    """
-
+    # load_b, mma: a tile's rows of B; its products.
     load_b: float = 1.0
     mma: float = 0.14
-    write_back: float = 1.0
-    start: float = 1.0
-    tail: float = 0.3
+    write_back: float = 1.0  # eight rows of C, or of partial sums, written or read once
+    start: float = 1.0  # latency of an item before its first product
+    tail: float = 0.3  # share of the longest item that the last worker runs alone
 
 
 EQUATION_4 = TileTimes()
@@ -157,20 +145,10 @@ class WindowSchedule(TreeSchedule):
 
     The warps of a thread block work on a shared item together, each on a part of its tiles. If
     ``shared`` was given, pieces and windows above it are shared items.
-
-    Attributes
-    ----------
-    imbalance : float
-        IBD of the windows.
-    longest : int
-        Tiles at which a run ends, and the most tiles of a piece.
-    offsets : Tensor of int64 [windows + 1]
-        First tile of each window, which the kernel reads beside the items.
-    shared_count : int
-        Shared items, at the front of the list.
     """
 
     name = "windows"
+    consecutive = True
     variants: ClassVar[Variants] = {
         "7 workers": {"workers": 7.0},
         "1000 workers": {"workers": 1000.0},
@@ -179,10 +157,11 @@ class WindowSchedule(TreeSchedule):
         "short runs": {"limit": 24, "shared": 6, "run": 2},
     }
 
-    imbalance: float
-    longest: int
+    imbalance: float  # IBD of the windows
+    longest: int  # tiles at which a run ends, and the most tiles of a piece
+    # int64 [windows + 1]: first tile of each window, which the kernel reads beside the items.
     offsets: Tensor
-    shared_count: int = 0
+    shared_count: int = 0  # shared items, at the front of the list
 
     @classmethod
     def make(
@@ -197,27 +176,14 @@ class WindowSchedule(TreeSchedule):
         shared: int | None = None,
         run: int = RUN_TILES,
     ) -> Self:
-        """Concatenate short windows to runs, and cut long ones.
+        """Concatenate short windows of tiles to runs, and cut long ones.
 
-        Parameters
-        ----------
-        units : Units
-            Consecutive windows; their lists are tiles.
-        workers : float
-            Warps that the GPU runs at a time, for each slab of B; for the time model.
-        balance : bool
-            Concatenate and cut windows; one whole window an item, however long, when False.
-        times : TileTimes
-            Constants of the time model.
-        step : int
-            Tiles that a worker takes at a time. Windows are multiples of it, and so are pieces.
-        limit : int, optional
-            Cut no window but those of more tiles than this, into pieces of at most as many
-            (RSH-SpMM's rule); the time model decides when None.
-        shared : int, optional
-            Share windows of more tiles than this, at most ``limit``; none when None.
-        run : int
-            Steps at which a run of short windows ends, at most ``MAX_TILES``.
+        ``workers``: warps that the GPU runs at a time, for each slab of B; for the time model,
+        whose constants are ``times``. Without ``balance`` each item is one whole window. A worker
+        takes ``step`` tiles at a time; windows and pieces are multiples of it. With ``limit`` only
+        windows of more tiles are cut, into pieces of at most as many (RSH-SpMM's rule); otherwise
+        the model decides. Windows of more than ``shared`` tiles are shared. A run of short windows
+        ends at ``run`` steps.
         """
         cls._require(units)
         if not 1 <= run <= MAX_TILES:
@@ -259,10 +225,6 @@ class WindowSchedule(TreeSchedule):
             0 if shared is None else items.shape[0] - runs.shape[0],
         )
         return made.to(units.device)
-
-    @classmethod
-    def reason(cls, units: Units) -> str | None:
-        return not_consecutive(units)
 
     def _windows_of_items(self) -> Tensor:
         """Number of windows of each item: those of a run, one of a piece."""

@@ -22,10 +22,12 @@ from torch.autograd import profiler
 from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.cache.kept import Kept
-from sparsetile.core.streams import record_stream, refuse_capture, settle
+from sparsetile.core.streams import capturing, record_stream, refuse_capture, settle
 from sparsetile.intake import as_csr
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
+from sparsetile.launch.direct import direct_product, direct_sddmm, takes_arrays
+from sparsetile.launch.faults import raise_faults
 from sparsetile.plan.modes import PLAIN_TYPES, outside_modes, plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
@@ -63,6 +65,7 @@ class _Pattern:
     def __init__(self, key: Any) -> None:
         self.key = key
         self.transposes: dict[int, _Transpose] = {}
+        self.asked: set[int] = set()  # columns of transposes that were made and not kept
         self.plans: dict[Any, Plan] = {}
 
 
@@ -113,6 +116,8 @@ def _spmm(indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, red
     refuse_tangents(x, values)
     x = x.detach()
     values = None if values is None else values.detach()
+    if _on_gpu(indptr, indices, x):
+        return _gpu_product(indptr, indices, values, x, reduce)
     if not _as_they_are(x):
         made = _plan_of(indptr, indices, values, x.shape[-2], x)
         if reduce == "sum" or made.nnz == indices.shape[0]:
@@ -132,6 +137,32 @@ def _spmm(indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, red
     for b, c in _matrices(dense, out):
         c.copy_(_checked(product_of_arrays(*arrays, b, reduce == "mean"), arrays))
     return out
+
+
+def _on_gpu(indptr: Tensor, indices: Tensor, x: Tensor) -> bool:
+    """Whether a GPU multiplies the arrays as they are; raises what it found wrong before."""
+    if x.device.type != "cuda":
+        return False
+    raise_faults()
+    if x.shape[-2] == 0 and indices.shape[0]:
+        _raise_wrong(indptr, indices, 0)  # B has no row to read in place of a wrong one
+    return takes_arrays(indptr, indices, x.shape[-2], x.shape[-1])
+
+
+def _rows_in_order(dense: Tensor) -> Tensor:
+    """Return a matrix, or batches in one dimension, whose columns have unit stride."""
+    dense = _three(dense).resolve_neg()
+    return dense if dense.shape[-1] < 2 or dense.stride(-1) == 1 else dense.contiguous()
+
+
+def _gpu_product(
+    indptr: Tensor, indices: Tensor, values: Tensor | None, x: Tensor, reduce: str
+) -> Tensor:
+    if values is not None:
+        values = values.resolve_neg().contiguous()
+    dense = _rows_in_order(x)
+    C = direct_product(indptr.contiguous(), indices.contiguous(), values, dense, reduce)
+    return C if C.dim() == x.dim() else C.reshape(*x.shape[:-2], *C.shape[-2:])
 
 
 def _checked(found: Tensor | None, arrays: tuple[Any, ...]) -> Tensor:
@@ -168,15 +199,21 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     kept, device = _pattern(indptr, indices), indptr.device
     found = kept.transposes.get(cols)
     if found is None:
-        refuse_capture("functional.spmm", device, "Call it once with these arrays before")
-        if indptr.device.type == "cpu" and not arrays_fit(indptr, indices, cols):
+        if device.type == "cpu" and not arrays_fit(indptr, indices, cols):
             _raise_wrong(indptr, indices, cols)
-        columns, order = torch.sort(indices, stable=True)
-        numbers = torch.arange(cols + 1, dtype=indices.dtype, device=indices.device)
+        # A radix sort takes time for each byte of a key; wrong columns stay wrong.
+        short = torch.int16 if cols < 2**15 - 1 else torch.int32
+        keys = indices.clamp(-1, cols).to(short) if cols < 2**31 - 1 else indices
+        columns, order = torch.sort(keys, stable=True)
+        numbers = torch.arange(cols + 1, dtype=columns.dtype, device=indices.device)
         pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
         rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
         found = pointers, rows.to(indices.dtype), order
-        settle(device)
+        if device.type == "cuda":
+            # Only this stream may read it now: kept for others once it asks again, with one wait.
+            if capturing(device) or not _asked_before(kept, cols):
+                return found
+            settle(device)
         if len(kept.transposes) >= MAX_PLANS:
             kept.transposes.clear()
         kept.transposes[cols] = found
@@ -185,15 +222,27 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     return found
 
 
+def _asked_before(kept: _Pattern, cols: int) -> bool:
+    """Whether a transpose was asked for before; notes that it is now."""
+    before = cols in kept.asked
+    kept.asked.add(cols)
+    return before
+
+
 def _spmm_t(indptr: Tensor, indices: Tensor, values: Tensor | None, G: Tensor, cols: int) -> Tensor:
     refuse_tangents(G, values)
     pointers, rows, order = _transpose(indptr, indices, cols)
-    return _spmm(pointers, rows, None if values is None else values.detach()[order], G, "sum")
+    if values is not None:
+        values = values.detach().index_select(0, order)  # half the host's time of an index
+    return _spmm(pointers, rows, values, G, "sum")
 
 
 def _sddmm(indptr: Tensor, indices: Tensor, G: Tensor, x: Tensor) -> Tensor:
     refuse_tangents(G, x)
     G, x = G.detach(), x.detach()
+    if _on_gpu(indptr, indices, x):
+        dense = (_rows_in_order(G), _rows_in_order(x))
+        return direct_sddmm(indptr.contiguous(), indices.contiguous(), *dense).to(x.dtype)
     if not _as_they_are(x):
         made = _plan_of(indptr, indices, None, x.shape[-2], x)
         tensors, recipe = made.flat

@@ -1,7 +1,8 @@
 """``spmm(A, B)``: one call. Plans once per matrix, keeps the plan while the matrix lives.
 
 CSR arrays on the CPU are multiplied as they are (``cache.arrays``): planning would save nothing,
-and nothing kept can be stale. Other matrices and devices, and products with gradients, are planned.
+and nothing kept can be stale. On a GPU they are until a plan pays (``cache.fresh``). Other
+matrices, and products with gradients, are planned.
 
 A plan is found again by the identity of the objects that make up A, watched through weak
 references: the cache never keeps a matrix alive. Each call compares the matrix's fingerprint, so
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from sparsetile.cache.arrays import product_as_it_is
+from sparsetile.cache.fresh import fresh_product
 from sparsetile.cache.kept import Kept
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values, fingerprint
@@ -40,6 +42,7 @@ from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, outside_modes, plai
 from sparsetile.plan.operands import check_operand
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan, refuse_traced, refuse_wrapped
+from sparsetile.systems.registry import exact_system
 
 __all__ = ["clear_plan_cache", "spmm"]
 
@@ -148,11 +151,19 @@ _values_now = outside_modes(current_values)  # torch.func cannot read a sparse t
 
 @outside_modes
 def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) -> Plan:
-    """Return a plan that holds a copy of A's values."""
+    """Return a plan that holds a copy of A's values.
+
+    That of CSR arrays on a GPU reads them in place afterwards: no system that would copy them again
+    for each product pays.
+    """
     # Read here, so that errors about A name spmm.
     # Few products: the model's choice will do, nothing is timed.
     csr = as_csr(A, function="spmm", device=device)
-    made = build_plan(csr, n, dtype=dtype, expected_runs=EXPECTED_RUNS)
+    in_place = csr.device.type == "cuda" and (type(A) is CSR or _parts(A) is not None)
+    system = exact_system("cuda").name if in_place else "auto"
+    made = build_plan(
+        csr, n, dtype=dtype, expected_runs=EXPECTED_RUNS, system=system, in_place=in_place
+    )
     made._family.follow = None  # it would keep A alive
     return made
 
@@ -301,6 +312,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     C = product_as_it_is(A, B, reduce)
     if C is None and reduce == "sum":
         C = _product_in_place(A, B)
+    if C is None and reduce == "sum":
+        C = fresh_product(A, B)
     if C is not None:
         return C
     if not isinstance(B, Tensor):

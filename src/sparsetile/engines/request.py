@@ -62,6 +62,7 @@ class Request:
     timed: bool = False  # wait for the device before each reading of the clock
     ceilings: Machine | None = None  # predict for this machine instead of the request's own
     counts_pairs: bool = True  # whether predictions may count pairs, or assume random entries
+    in_place: bool = False  # values are read from the caller's memory: nothing may copy them
     _counted: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -18,23 +18,9 @@ from sparsetile.formats.units import Units, row_units
 from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 
 __all__ = [
-    "BCSR",
-    "BLOCK_SIZES",
-    "BRP",
-    "BUNDLE_ROWS",
-    "FORMATS",
-    "LIST_STEP",
-    "PADS",
-    "WCSR",
-    "WINDOW_HEIGHTS",
-    "BMat",
-    "BitTCF",
-    "Format",
-    "RowBundles",
-    "Rows",
-    "Units",
-    "count_blocks",
+    "BCSR", "BLOCK_SIZES", "BRP", "BUNDLE_ROWS", "FORMATS", "LIST_STEP", "PADS", "WCSR",
+    "WINDOW_HEIGHTS", "BMat", "BitTCF", "Format", "RowBundles", "Rows", "Units", "count_blocks",
     "row_units",
-]
+]  # fmt: skip
 
 import_modules(__name__)

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import value_error
-from sparsetile.formats.cells import gather_values
+from sparsetile.core.packages import register
+from sparsetile.formats.cells import checked_values, gather_values
 from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets
 
-__all__ = ["FORMATS", "Format", "Variants"]
+__all__ = ["FORMATS", "Format", "TiledWindows", "Variants"]
 
 # Named option sets.
 Variants = Mapping[str, Mapping[str, Any]]
@@ -54,39 +54,19 @@ class Format(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" not in vars(cls):
-            return
-        if cls.name in FORMATS:
-            raise value_error(
-                "Format", "name", "new", repr(cls.name), f"{FORMATS[cls.name].__name__} has it"
-            )
-        FORMATS[cls.name] = cls
+        register(cls, FORMATS, "Format")
 
     @classmethod
     @abstractmethod
     def pack(cls, csr: CSR, order: Tensor | None = None, *args: Any, **options: Any) -> Self:
-        """CSR -> format.
-
-        Parameters
-        ----------
-        csr : CSR
-        order : Tensor of int64 [M], optional
-            Row of A at each position; the given order when None.
-        **options
-            The format's own options.
-        """
+        """CSR -> format; the row of A at each position is ``order``, the given one when None."""
 
     @abstractmethod
     def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> the array that the kernel reads.
+        """Canonical values [nnz], or None for ones -> the array that the kernel reads.
 
-        Parameters
-        ----------
-        values : Tensor [nnz] or None
-            None: ones, for a pattern.
-        dtype : torch.dtype, optional
-            Type of the packed values, rounded to nearest. That of ``values`` (float32 for a
-            pattern) when None. float8 does not saturate: scale first.
+        They are rounded to ``dtype``, that of ``values`` (float32 for a pattern) when None. float8
+        does not saturate: scale first.
         """
 
     @abstractmethod
@@ -113,17 +93,43 @@ class Format(ABC):
         return sum(arrays[name].nbytes for name in self.index_arrays if name in arrays)
 
     def unpack(self, packed: Tensor | None = None) -> CSR:
-        """Return the matrix in canonical form: the round trip.
-
-        Parameters
-        ----------
-        packed : Tensor, optional
-            From :meth:`pack_values`. The pattern alone when None.
+        """Return the matrix in canonical form, with values from :meth:`pack_values` if they are
+        given.
         """
         row, column, place = self.decode()
         rows, cols = self.shape
         by_place = torch.argsort(row * max(cols, 1) + column)
-        indptr = torch.zeros(rows + 1, dtype=torch.int64, device=row.device)
-        torch.cumsum(torch.bincount(row, minlength=rows), 0, out=indptr[1:])
+        indptr = offsets(torch.bincount(row, minlength=rows))
         values = None if packed is None else gather_values(packed.reshape(-1), place[by_place])
         return CSR(indptr, column[by_place].to(torch.int32), values, self.shape)
+
+
+class TiledWindows(Format):
+    """Windows of condensed tiles, values in tile and bit order.
+
+    The first of ``index_arrays`` has the first tile of each window, and the end.
+    """
+
+    entries: Tensor
+
+    @property
+    def _first_tiles(self) -> Tensor:
+        first: Tensor = getattr(self, self.index_arrays[0])
+        return first
+
+    @property
+    def window_count(self) -> int:
+        return self._first_tiles.numel() - 1
+
+    def tiles_per_window(self) -> Tensor:
+        """Tiles of each window, int32 [windows]."""
+        return self._first_tiles.diff()
+
+    def units(self) -> Units:
+        """Windows; a unit's list is its tiles."""
+        return Units.from_offsets(self._first_tiles)
+
+    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Canonical values [nnz] -> packed values [nnz], in tile and bit order."""
+        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
+        return gather_values(values, self.entries)

@@ -30,16 +30,10 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import (
-    WORD_BITS,
-    checked_values,
-    pack_bits,
-    scatter_cells,
-    set_places,
-)
+from sparsetile.formats.cells import WORD_BITS, checked_values, pack_bits, scatter_cells, set_places
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, owners
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BCSR", "BLOCK_SIZES", "count_blocks", "count_row_blocks"]
@@ -49,56 +43,29 @@ BLOCK_SIZES = (32, 64, 128)
 
 @dataclass(frozen=True, eq=False)
 class BCSR(Format):
-    """See the module's docstring for the arrays.
-
-    Attributes
-    ----------
-    block_row_ptr, block_col_idx : Tensor of int32
-        Offsets are in blocks.
-    places : Tensor of int64 [nnz]
-        Place of each canonical entry in the flattened blocks.
-    bitmaps : Tensor of int64 [blocks, b * b / 64] or None
-        Bits of uint64, cell by cell, row-major; None if all cells inside A have entries.
-    order : Tensor of int32 [M] or None
-        Row of A at each position; block row i has the positions from i * b on. None: the given
-        order.
-    shape : tuple of int
-        (M, K) of A.
-    block : int
-        Rows and columns of a block, b.
-    """
+    """See the module's docstring for the arrays."""
 
     name = "bcsr"
     variants: ClassVar[Variants] = {f"blocks of {size}": {"block": size} for size in BLOCK_SIZES}
     index_arrays = ("block_row_ptr", "block_col_idx", "bitmaps")
     value_maps = ("places",)
 
+    # block_row_ptr, block_col_idx: int32: offsets are in blocks.
     block_row_ptr: Tensor
     block_col_idx: Tensor
-    places: Tensor
+    places: Tensor  # int64 [nnz]: place of each canonical entry in the flattened blocks
+    # int64 [blocks, b * b / 64]: bits of uint64, cell by cell, row-major; None if all cells inside
+    # A have entries.
     bitmaps: Tensor | None
+    # int32 [M]: row of A at each position; block row i has the positions from i * b on. None: the
+    # given order.
     order: Tensor | None
-    shape: tuple[int, int]
-    block: int
+    shape: tuple[int, int]  # (M, K) of A
+    block: int  # rows and columns of a block, b
 
     @classmethod
     def pack(cls, csr: CSR, order: Tensor | None = None, *, block: int = 64) -> Self:
-        """CSR -> BCSR.
-
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; block rows are cut from it. Row order when None.
-        block : int
-            Rows and columns of a block: 32, 64 or 128.
-
-        Raises
-        ------
-        ValueError
-            ``block`` is none of these.
-        """
+        """CSR of fewer than 2^31 entries -> BCSR; ``block`` is 32, 64 or 128."""
         if block not in BLOCK_SIZES:
             raise value_error(
                 "BCSR.pack", "block", f"one of {BLOCK_SIZES}", block, "Choose a size from that list"
@@ -118,14 +85,9 @@ class BCSR(Format):
             bits = pack_bits(torch.sort(places).values, keys.numel() * block**2)
             bitmaps = bits.reshape(keys.numel(), block**2 // WORD_BITS)
         return cls(
-            ptr.to(torch.int32),
-            idx.to(torch.int32),
-            places,
-            bitmaps,
-            None if order is None else order.to(torch.int32),
-            csr.shape,
-            block,
-        )
+            ptr.to(torch.int32), idx.to(torch.int32), places, bitmaps,
+            None if order is None else order.to(torch.int32), csr.shape, block,
+        )  # fmt: skip
 
     @property
     def block_row_count(self) -> int:
@@ -166,9 +128,7 @@ class BCSR(Format):
         else:
             place = set_places(self.bitmaps)
         block = place // size**2
-        block_row = torch.repeat_interleave(
-            torch.arange(self.block_row_count, device=device), self.block_row_ptr.diff()
-        )
+        block_row = owners(self.block_row_ptr.diff())
         position = block_row[block] * size + place // size % size
         column = self.block_col_idx.to(torch.int64)[block] * size + place % size
         inside = (position < self.shape[0]) & (column < self.shape[1])

@@ -33,12 +33,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import WORD_BITS, checked_values, gather_values, set_places
+from sparsetile.formats.base import TiledWindows, Variants
+from sparsetile.formats.cells import WORD_BITS, set_places
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
-from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, owners
 
 __all__ = ["STACKS", "WINDOW_ROWS", "BitTCF"]
 
@@ -49,26 +48,8 @@ STACKS = (1, 2)
 
 
 @dataclass(frozen=True, eq=False)
-class BitTCF(Format):
-    """See the module's docstring for the four arrays.
-
-    Attributes
-    ----------
-    row_window_offset, tc_offset, sparse_a_to_b : Tensor of int32
-    tc_local_bit : Tensor of int64
-        Bits of a uint64: torch has no unsigned shifts.
-    entries : Tensor of int32 [nnz]
-        Canonical entry number of each packed value.
-    order : Tensor of int32 [M] or None
-        Row of A at each position; window w has the positions from 8 * stack * w on. None: the
-        given order.
-    shape : tuple of int
-        (M, K) of A.
-    stack : int
-        Tiles of eight rows that share their columns, 1 or 2.
-    even : bool
-        Whether every window has an even number of tiles.
-    """
+class BitTCF(TiledWindows):
+    """See the module's docstring for the four arrays."""
 
     name = "bittcf"
     variants: ClassVar[Variants] = {
@@ -79,37 +60,26 @@ class BitTCF(Format):
     index_arrays = ("row_window_offset", "tc_offset", "sparse_a_to_b", "tc_local_bit")
     value_maps = ("entries",)
 
+    # row_window_offset, tc_offset, sparse_a_to_b: int32.
     row_window_offset: Tensor
     tc_offset: Tensor
     sparse_a_to_b: Tensor
-    tc_local_bit: Tensor
-    entries: Tensor
+    tc_local_bit: Tensor  # int64: bits of a uint64: torch has no unsigned shifts
+    entries: Tensor  # int32 [nnz]: canonical entry number of each packed value
+    # int32 [M]: row of A at each position; window w has the positions from 8 * stack * w on. None:
+    # the given order.
     order: Tensor | None
-    shape: tuple[int, int]
-    stack: int = 1
-    even: bool = False
+    shape: tuple[int, int]  # (M, K) of A
+    stack: int = 1  # tiles of eight rows that share their columns, 1 or 2
+    even: bool = False  # whether every window has an even number of tiles
 
     @classmethod
     def pack(
         cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1, even: bool = False
     ) -> Self:
-        """CSR -> BitTCF.
+        """CSR of fewer than 2^31 entries -> BitTCF of windows of 8 · ``stack`` rows.
 
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        stack : int
-            1: windows of eight rows. 2: of sixteen.
-        even : bool
-            Add an empty tile to windows with an odd number of tiles.
-
-        Raises
-        ------
-        ValueError
-            ``stack`` is neither.
+        ``even`` adds an empty tile to windows with an odd number of tiles.
         """
         if stack not in STACKS:
             raise value_error(
@@ -118,20 +88,9 @@ class BitTCF(Format):
         shape = CellShape(WINDOW_ROWS * stack, TILE_COLUMNS, group=2 if even else 1)
         made = condense(csr, order, shape)
         return cls(
-            made.window_ptr,
-            made.word_ptr,
-            made.columns,
-            made.words,
-            made.entries,
-            None if order is None else order.to(torch.int32),
-            csr.shape,
-            stack,
-            even,
-        )
-
-    @property
-    def window_count(self) -> int:
-        return self.row_window_offset.numel() - 1
+            made.window_ptr, made.word_ptr, made.columns, made.words, made.entries,
+            None if order is None else order.to(torch.int32), csr.shape, stack, even,
+        )  # fmt: skip
 
     @property
     def tile_count(self) -> int:
@@ -142,10 +101,6 @@ class BitTCF(Format):
         """Mean entries per tile, of 64 (of 128 if two are stacked)."""
         return self.entries.numel() / max(self.tile_count, 1)
 
-    def tiles_per_window(self) -> Tensor:
-        """Tiles of each window, int32 [windows]."""
-        return self.row_window_offset[1:] - self.row_window_offset[:-1]
-
     def tiles_of_eight(self) -> int:
         """Tiles that windows of eight rows of the same order would have."""
         # Columns of a tile that each eight rows use: the OR of a bitmap's bytes.
@@ -153,28 +108,14 @@ class BitTCF(Format):
         for shift in (32, 16, 8):
             used = used | (used >> shift)
         columns = _bits_of_bytes(used.device)[used & 0xFF].reshape(-1, self.stack)
-        window = torch.repeat_interleave(
-            torch.arange(self.window_count, device=used.device), self.tiles_per_window(),
-            output_size=self.tile_count,
-        )  # fmt: skip
+        window = owners(self.tiles_per_window(), self.tile_count)
         counts = columns.new_zeros((self.window_count, self.stack)).index_add_(0, window, columns)
         return int(((counts + TILE_COLUMNS - 1) >> _SHIFT).sum())
-
-    def units(self) -> Units:
-        """Windows; a unit's list is its tiles."""
-        return Units.from_offsets(self.row_window_offset)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> packed values [nnz], in tile and bit order."""
-        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
-        return gather_values(values, self.entries)
 
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every packed value in order, only from bits."""
         device = self.tc_local_bit.device
-        window = torch.repeat_interleave(
-            torch.arange(self.window_count, device=device), self.tiles_per_window()
-        )
+        window = owners(self.tiles_per_window())
         cell = set_places(self.tc_local_bit)
         part, bit = cell // WORD_BITS, cell % WORD_BITS
         tile = part // self.stack

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.intake.csr import offsets, owners
 
 __all__ = ["UNIT", "BlockPattern", "blocks_of", "dense_of_blocks"]
 
@@ -33,21 +34,13 @@ UNIT = 64
 
 @dataclass(frozen=True, eq=False)
 class BlockPattern:
-    """The kept blocks of a weight.
+    """The kept blocks of a weight."""
 
-    Attributes
-    ----------
-    row_ptr, col_idx : Tensor of int32 [block rows + 1], [blocks]
-    shape : tuple of int
-        (rows, columns) of the weight.
-    unit : int
-        Rows and columns of a stored block.
-    """
-
+    # row_ptr, col_idx: int32 [block rows + 1], [blocks].
     row_ptr: Tensor
     col_idx: Tensor
-    shape: tuple[int, int]
-    unit: int
+    shape: tuple[int, int]  # (rows, columns) of the weight
+    unit: int  # rows and columns of a stored block
 
     @staticmethod
     def unit_of(block: int) -> int:
@@ -56,12 +49,8 @@ class BlockPattern:
 
     @classmethod
     def from_mask(cls, keep: Tensor, shape: tuple[int, int], block: int) -> Self:
-        """Pattern of the kept blocks.
-
-        Parameters
-        ----------
-        keep : Tensor of bool [block rows, block columns]
-            In blocks of ``block``; the last ones may reach past the end of the weight.
+        """Pattern of the kept blocks, bool [block rows, block columns]; the last may reach past the
+        end.
         """
         unit = cls.unit_of(block)
         grid = tuple(-(-side // unit) for side in shape)
@@ -69,8 +58,7 @@ class BlockPattern:
         if times > 1:
             keep = keep.repeat_interleave(times, 0).repeat_interleave(times, 1)
         keep = keep[: grid[0], : grid[1]]
-        row_ptr = torch.zeros(grid[0] + 1, dtype=torch.int32, device=keep.device)
-        torch.cumsum(keep.sum(1), 0, out=row_ptr[1:])
+        row_ptr = offsets(keep.sum(1), torch.int32)
         col_idx = torch.nonzero(keep)[:, 1].to(torch.int32)
         return cls(row_ptr, col_idx, shape, unit)
 
@@ -97,7 +85,7 @@ class BlockPattern:
             and (not idx.numel() or (int(idx.min()) >= 0 and int(idx.max()) < cols))
         )
         if sound:
-            key = torch.repeat_interleave(torch.arange(rows), steps) * cols + idx
+            key = owners(steps) * cols + idx
             sound = bool((key[1:] > key[:-1]).all())
         if not sound:
             raise value_error(
@@ -108,9 +96,7 @@ class BlockPattern:
 
     def row_ids(self) -> Tensor:
         """Block row of each block, int64 [blocks]."""
-        steps = self.row_ptr[1:] - self.row_ptr[:-1]
-        rows = torch.arange(steps.numel(), device=steps.device)
-        return torch.repeat_interleave(rows, steps, output_size=self.count)
+        return owners(self.row_ptr.diff(), self.count)
 
     def mask(self) -> Tensor:
         """Return which blocks are kept, bool [block rows, block columns]."""
@@ -122,16 +108,10 @@ class BlockPattern:
         """Return the pattern of the transpose, and the block of this one behind each of its."""
         rows, cols = self.grid
         order = torch.argsort(self.col_idx.long() * max(rows, 1) + self.row_ids())
-        row_ptr = torch.zeros(cols + 1, dtype=torch.int32, device=self.row_ptr.device)
-        torch.cumsum(torch.bincount(self.col_idx, minlength=cols), 0, out=row_ptr[1:])
+        row_ptr = offsets(torch.bincount(self.col_idx, minlength=cols), torch.int32)
         col_idx = self.row_ids()[order].to(torch.int32)
         turned = BlockPattern(row_ptr, col_idx, (self.shape[1], self.shape[0]), self.unit)
         return turned, order
-
-
-def _row_ids(row_ptr: Tensor, count: int) -> Tensor:
-    rows = torch.arange(row_ptr.numel() - 1, device=row_ptr.device)
-    return torch.repeat_interleave(rows, row_ptr[1:] - row_ptr[:-1], output_size=count)
 
 
 def blocks_of(dense: Tensor, row_ptr: Tensor, col_idx: Tensor, unit: int) -> Tensor:
@@ -140,7 +120,7 @@ def blocks_of(dense: Tensor, row_ptr: Tensor, col_idx: Tensor, unit: int) -> Ten
     high, wide = row_ptr.numel() - 1, -(-cols // unit)
     padded = torch.nn.functional.pad(dense, (0, wide * unit - cols, 0, high * unit - rows))
     cells = padded.reshape(high, unit, wide, unit).transpose(1, 2)
-    return cells[_row_ids(row_ptr, col_idx.numel()), col_idx.long()]
+    return cells[owners(row_ptr.diff(), col_idx.numel()), col_idx.long()]
 
 
 def dense_of_blocks(
@@ -150,6 +130,6 @@ def dense_of_blocks(
     unit = blocks.shape[-1]
     high, wide = row_ptr.numel() - 1, -(-shape[1] // unit)
     cells = blocks.new_zeros((high, wide, unit, unit))
-    cells = cells.index_put((_row_ids(row_ptr, col_idx.numel()), col_idx.long()), blocks)
+    cells = cells.index_put((owners(row_ptr.diff(), col_idx.numel()), col_idx.long()), blocks)
     dense = cells.transpose(1, 2).reshape(high * unit, wide * unit)
     return dense[: shape[0], : shape[1]]

@@ -37,17 +37,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import (
-    WORD_BITS,
-    checked_values,
-    gather_values,
-    set_places,
-)
+from sparsetile.formats.base import TiledWindows, Variants
+from sparsetile.formats.cells import WORD_BITS, set_places
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
-from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, owners
 
 __all__ = ["CELLS", "TILE_COLUMNS", "WINDOW_ROWS", "BMat", "fragment_cells"]
 
@@ -58,59 +52,29 @@ MAX_ENTRIES = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class BMat(Format):
-    """See the module's docstring for the arrays.
-
-    Attributes
-    ----------
-    window_tile_ptr, window_value_ptr, columns : Tensor of int32
-    bitmaps : Tensor of int32 [tiles, 4]
-        Bits of uint32: torch has no unsigned shifts.
-    entries : Tensor of int32 [nnz]
-        Canonical entry number of each packed value.
-    order : Tensor of int32 [M] or None
-        Row of A at each position; window w has the positions from 16 w on. None: the given order.
-    shape : tuple of int
-        (M, K) of A.
-    stack : int
-        Parts of sixteen rows per window.
-    """
+class BMat(TiledWindows):
+    """See the module's docstring for the arrays."""
 
     name = "bmat"
-    variants: ClassVar[Variants] = {
-        "windows of 16": {},
-        "windows of 32": {"stack": 2},
-    }
+    variants: ClassVar[Variants] = {"windows of 16": {}, "windows of 32": {"stack": 2}}
     index_arrays = ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps")
     value_maps = ("entries",)
 
+    # window_tile_ptr, window_value_ptr, columns: int32.
     window_tile_ptr: Tensor
     window_value_ptr: Tensor
     columns: Tensor
-    bitmaps: Tensor
-    entries: Tensor
+    bitmaps: Tensor  # int32 [tiles, 4]: bits of uint32: torch has no unsigned shifts
+    entries: Tensor  # int32 [nnz]: canonical entry number of each packed value
+    # int32 [M]: row of A at each position; window w has the positions from 16 w on. None: the given
+    # order.
     order: Tensor | None
-    shape: tuple[int, int]
-    stack: int = 1
+    shape: tuple[int, int]  # (M, K) of A
+    stack: int = 1  # parts of sixteen rows per window
 
     @classmethod
     def pack(cls, csr: CSR, order: Tensor | None = None, *, stack: int = 1) -> Self:
-        """CSR -> BMat.
-
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        stack : int
-            Parts of sixteen rows of a window.
-
-        Raises
-        ------
-        ValueError
-            A has too many entries.
-        """
+        """CSR of fewer than 2^31 entries -> BMat of windows of 16 · ``stack`` rows."""
         if csr.nnz > MAX_ENTRIES:
             raise value_error(
                 "BMat.pack", "csr", "a matrix of fewer than 2^31 entries", csr.nnz,
@@ -134,10 +98,6 @@ class BMat(Format):
         return packed
 
     @property
-    def window_count(self) -> int:
-        return self.window_tile_ptr.numel() - 1
-
-    @property
     def tile_count(self) -> int:
         return self.columns.numel() // TILE_COLUMNS
 
@@ -158,32 +118,17 @@ class BMat(Format):
         """Uses of each row of B that is read."""
         return self.entries.numel() / max(self.distinct, 1)
 
-    def tiles_per_window(self) -> Tensor:
-        """Tiles of each window, int32 [windows]."""
-        return self.window_tile_ptr[1:] - self.window_tile_ptr[:-1]
-
-    def units(self) -> Units:
-        """Windows; a unit's list is its tiles."""
-        return Units.from_offsets(self.window_tile_ptr)
-
     def first_values(self, tile: Tensor) -> Tensor:
         """Return the number of the first packed value of each of these tiles, int64."""
         word = tile.to(torch.int64) * (self.stack * CELLS // WORD_BITS)
         return self.word_ptr[word].to(torch.int64)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> [nnz] in tile and bit order."""
-        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
-        return gather_values(values, self.entries)
 
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every entry in tile and bit order, only from bits."""
         cell = set_places(self.bitmaps.view(torch.int64))
         part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
         tile, part = part // self.stack, part % self.stack
-        window = torch.repeat_interleave(
-            torch.arange(self.window_count, device=cell.device), self.tiles_per_window()
-        )
+        window = owners(self.tiles_per_window())
         position = (window[tile] * self.stack + part) * WINDOW_ROWS + lane // 4 + word % 2 * 8
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.columns[tile * TILE_COLUMNS + lane % 4 + word // 2 * 4]
@@ -194,8 +139,7 @@ def fragment_cells(bitmaps: Tensor, itemsize: int, stack: int = 1) -> Tensor:
     """Return the place of each packed value of even tiles among dense operands, int64 [nnz].
 
     Dense operands take 128 cells per tile and part, zeros included: 16 bytes per lane, its four
-    registers. A register of a 16-bit type holds k = 2t and 2t + 1, so two tiles share the 512 bytes
-    of 256 cells; parts of a pair of tiles follow each other.
+    registers. In 16 bits two tiles share 512 bytes; parts of a pair of tiles follow each other.
     """
     cell = set_places(bitmaps.reshape(-1).view(torch.int64))
     part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32

@@ -27,16 +27,8 @@ Choices that the paper leaves open:
   rows without residual entries are omitted, and columns ascend inside a row.
 
 Built with tensor operations on A's device: two key sorts and prefix sums, no loop over windows, no
-atomics, the same bits in every run. Keys have 32 bits if window, column and row fit, else 64.
-Passes for f = 1, each one tensor operation:
-
-    all entries        3 to build the keys, 1 sort
-    entries in groups  6 of four or eight bytes an element, 3 of one byte
-    residual entries   22 and 1 sort; fewer than 8 g entries a window are residual
-
-The host waits twice: for the number of groups and of residual rows. f > 1 adds six passes over all
-entries, two over those in groups, seven over (window, column) pairs and four over slices. The host
-then waits three times more: for the numbers of pairs, of slices and of residual entries.
+atomics, the same bits in every run. Keys have 32 bits if window, column and row fit, else 64. For
+f = 1 the host waits twice: for the numbers of groups and of residual rows; f > 1 adds three waits.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Format, Variants
 from sparsetile.formats.cells import checked_values, gather_values
 from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets, owners
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BRP", "TILE_COLUMNS", "WINDOW_ROWS", "ColumnMajor", "check_parameters", "sort_windows"]
@@ -64,24 +56,14 @@ _ROW_BITS = 4  # log2 of WINDOW_ROWS
 
 @dataclass(frozen=True, eq=False)
 class ColumnMajor:
-    """Entries sorted by (window, column, row in the window), the start of every partition.
+    """Entries sorted by (window, column, row in the window), the start of every partition."""
 
-    Attributes
-    ----------
-    keys : Tensor of int32 or int64 [nnz]
-        The three as one number, ascending: row in the lowest four bits, then the column.
-    entry : Tensor of int64 [nnz]
-        Canonical entry number of each key.
-    window_entry : Tensor of int64 [windows + 1]
-        First sorted entry of each window.
-    column_bits : int
-        Bits of the column in a key.
-    """
-
+    # int32 or int64 [nnz]: the three as one number, ascending: row in the lowest four bits, then
+    # the column.
     keys: Tensor
-    entry: Tensor
-    window_entry: Tensor
-    column_bits: int
+    entry: Tensor  # int64 [nnz]: canonical entry number of each key
+    window_entry: Tensor  # int64 [windows + 1]: first sorted entry of each window
+    column_bits: int  # bits of the column in a key
 
     @cached_property
     def pair_entry(self) -> Tensor:
@@ -89,38 +71,22 @@ class ColumnMajor:
         return _run_offsets(self.keys >> _ROW_BITS)
 
     def slices(self, fixed: int) -> tuple[Tensor, Tensor]:
-        """Return the first slice of ``fixed`` entries of each pair and window.
-
-        Returns
-        -------
-        pair_slice : Tensor of int64 [pairs + 1]
-            First slice of each pair.
-        window_slice : Tensor of int64 [windows + 1]
-            First slice of each window.
-        """
-        pair_slice = _offsets((self.pair_entry[1:] - self.pair_entry[:-1]) // fixed)
+        """Return the first slice of ``fixed`` entries of each pair, and of each window; int64."""
+        pair_slice = offsets((self.pair_entry[1:] - self.pair_entry[:-1]) // fixed)
         # A window begins with a pair, so its first entry is among the pairs' first.
         window_pair = torch.searchsorted(self.pair_entry, self.window_entry)
         return pair_slice, pair_slice[window_pair]
 
 
 def sort_windows(csr: CSR, order: Tensor | None = None) -> ColumnMajor:
-    """Sort the entries of each window of sixteen rows column-major.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^31 entries.
-    order : Tensor [M], optional
-        Order of the rows; windows are cut from it. Row order when None.
-    """
+    """Sort the entries of each window of sixteen rows column-major; fewer than 2^31 entries."""
     device, (rows, cols) = csr.device, csr.shape
     windows = -(-rows // WINDOW_ROWS)
     lengths, start = csr.row_lengths(), csr.indptr
     place = torch.arange(rows, device=device)
     if order is not None:
         order = order.to(torch.int64)
-        place, start = positions(order), _offsets(lengths[order])
+        place, start = positions(order), offsets(lengths[order])
     column_bits = max(cols - 1, 0).bit_length()
     bits = max(windows - 1, 0).bit_length() + column_bits + _ROW_BITS
     row_keys = (place >> _ROW_BITS << (column_bits + _ROW_BITS)) | (place & (WINDOW_ROWS - 1))
@@ -133,23 +99,7 @@ def sort_windows(csr: CSR, order: Tensor | None = None) -> ColumnMajor:
 
 @dataclass(frozen=True, eq=False)
 class BRP(Format):
-    """See the module's docstring for the arrays.
-
-    Attributes
-    ----------
-    group_window_id, old_col_id, res_rows_id, res_row_offset, res_col_id : Tensor of int32
-    local_id : Tensor of uint8
-    entries : Tensor of int32 [nnz]
-        Canonical entry number of each packed value: groups, then residual rows.
-    order : Tensor of int32 [M] or None
-        Row of A at each position; window w has the positions from 16 * w on. None: the given order.
-    shape : tuple of int
-        (M, K) of A.
-    fixed : int
-        Entries of each tile column.
-    group : int
-        Tiles of each group.
-    """
+    """See the module's docstring for the arrays."""
 
     name = "brp"
     variants: ClassVar[Variants] = {
@@ -165,37 +115,26 @@ class BRP(Format):
     )  # fmt: skip
     value_maps = ("entries",)
 
+    # group_window_id, old_col_id, res_rows_id, res_row_offset, res_col_id: int32.
     group_window_id: Tensor
-    local_id: Tensor
+    local_id: Tensor  # uint8
     old_col_id: Tensor
     res_rows_id: Tensor
     res_row_offset: Tensor
     res_col_id: Tensor
+    # int32 [nnz]: canonical entry number of each packed value: groups, then residual rows.
     entries: Tensor
+    # int32 [M]: row of A at each position; window w has the positions from 16 * w on. None: the
+    # given order.
     order: Tensor | None
-    shape: tuple[int, int]
-    fixed: int = 1
-    group: int = 4
+    shape: tuple[int, int]  # (M, K) of A
+    fixed: int = 1  # entries of each tile column
+    group: int = 4  # tiles of each group
 
     @classmethod
     def pack(cls, csr: CSR, order: Tensor | None = None, *, fixed: int = 1, group: int = 4) -> Self:
-        """CSR -> BRP.
-
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        fixed : int
-            Entries of each tile column, 1 to 16.
-        group : int
-            Tiles of each group, at least 1.
-
-        Raises
-        ------
-        ValueError
-            ``fixed`` or ``group`` is out of range.
+        """CSR of fewer than 2^31 entries -> BRP of ``fixed`` entries a column, ``group`` tiles a
+        group.
         """
         return cls.pack_sorted(csr, order, sort_windows(csr, order), fixed=fixed, group=group)
 
@@ -211,18 +150,16 @@ class BRP(Format):
         if fixed > 1:
             pair_slice, window_slice = found.slices(fixed)
         groups_of = (window_slice[1:] - window_slice[:-1]) // columns
-        window_group = _offsets(groups_of)
+        window_group = offsets(groups_of)
         groups = int(window_group[-1])
-        window = torch.repeat_interleave(
-            torch.arange(groups_of.numel(), device=device), groups_of, output_size=groups
-        )
+        window = owners(groups_of, groups)
         # Slices of each group, then the sorted entries of each slice.
         first = window_slice[window] + _ranges(-window_group[:-1], groups_of, groups) * columns
         source = (first.unsqueeze(1) + torch.arange(columns, device=device)).reshape(-1)
         if pair_slice is None:
             grouped = groups_of * columns
             left = window_slice[1:] - window_slice[:-1] - grouped
-            begin = window_slice[:-1] + grouped - _offsets(left)[:-1]
+            begin = window_slice[:-1] + grouped - offsets(left)[:-1]
             rest = _ranges(begin, left, csr.nnz - source.numel())
         else:
             slices_of = pair_slice[1:] - pair_slice[:-1]
@@ -244,18 +181,10 @@ class BRP(Format):
         entries[: entry.numel()] = entry
         entries[entry.numel() :] = res_entry
         return cls(
-            window.to(torch.int32),
-            local.reshape(-1),
-            csr.indices[entry[::fixed]],
-            res_rows.to(torch.int32),
-            offset.to(torch.int32),
-            res_col,
-            entries,
-            None if order is None else order.to(torch.int32),
-            csr.shape,
-            fixed,
-            group,
-        )
+            window.to(torch.int32), local.reshape(-1), csr.indices[entry[::fixed]],
+            res_rows.to(torch.int32), offset.to(torch.int32), res_col, entries,
+            None if order is None else order.to(torch.int32), csr.shape, fixed, group,
+        )  # fmt: skip
 
     @property
     def window_count(self) -> int:
@@ -334,13 +263,6 @@ def _residual_rows(found: ColumnMajor, rest: Tensor) -> tuple[Tensor, Tensor, Te
     offset = _run_offsets(place)
     column = (keys & columns).to(torch.int32)
     return place[offset[:-1]].to(torch.int64), offset, column, found.entry[rest[by_row]]
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    """Counts [n] -> first of each, and their sum: int64 [n + 1]."""
-    offsets = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
-    torch.cumsum(counts, 0, out=offsets[1:])
-    return offsets
 
 
 def _run_offsets(keys: Tensor) -> Tensor:

@@ -26,16 +26,10 @@ from torch import Tensor
 
 from sparsetile.formats.brp import BRP, TILE_COLUMNS, WINDOW_ROWS
 from sparsetile.formats.units import Units
+from sparsetile.intake.csr import offsets
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BRPWindows"]
-
-
-def _prefix(lengths: Tensor) -> Tensor:
-    """First of each, and the end: int32."""
-    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets.to(torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +70,14 @@ class BRPWindows:
         entry_mine = torch.repeat_interleave(rest_mine, lengths)
         rest_at = torch.repeat_interleave(rest_place[rest_mine], lengths[rest_mine])
         return cls(
-            row_at[inside].to(torch.int32),
-            row_at[~inside],
-            _prefix(groups * packed.group),
-            columns[mine].reshape(-1),
+            row_at[inside].to(torch.int32), row_at[~inside],
+            offsets(groups * packed.group, torch.int32), columns[mine].reshape(-1),
             packed.local_id.reshape(-1, packed.group_entries)[mine].reshape(-1),
             group_entries[mine].reshape(-1),
-            _prefix(torch.bincount(number[rest_at // WINDOW_ROWS], minlength=windows)),
-            (rest_at % WINDOW_ROWS).to(torch.uint8),
-            packed.res_col_id[entry_mine],
+            offsets(torch.bincount(number[rest_at // WINDOW_ROWS], minlength=windows), torch.int32),
+            (rest_at % WINDOW_ROWS).to(torch.uint8), packed.res_col_id[entry_mine],
             packed.entries[packed.local_id.numel() :][entry_mine],
-        )
+        )  # fmt: skip
 
     @property
     def window_count(self) -> int:

@@ -36,7 +36,7 @@ from sparsetile.formats.device_bundles import bundled_on_device
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import RowUnits, Units, row_units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets, owners
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BUNDLE_ROWS", "LIST_STEP", "MAX_COLUMNS", "RowBundles", "scatter_values"]
@@ -67,10 +67,7 @@ class _Windows:
         device, rows = csr.device, csr.shape[0]
         windows = -(-rows // BUNDLE_ROWS)
         found = _sorted(csr, order)
-        starts = csr.indptr
-        if order is not None:
-            starts = torch.zeros_like(starts)
-            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
+        starts = csr.indptr if order is None else offsets(csr.row_lengths()[order])
         # First sorted entry of each window, and the distinct columns before it.
         bounds = torch.arange(0, (windows + 1) * BUNDLE_ROWS, BUNDLE_ROWS, device=device)
         first_entry = starts[bounds.clamp_(max=rows)]
@@ -121,20 +118,7 @@ class RowBundles(Format):
     def pack(cls, csr: CSR, order: Tensor | None = None, *, min_sharing: float = 1.0) -> Self:
         """Bundle the windows of four rows that hold ``min_sharing`` entries per distinct column.
 
-        Parameters
-        ----------
-        csr : CSR
-            At most 2^28 columns.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        min_sharing : float
-            Entries per distinct column from which a window is bundled; 1 bundles every window with
-            entries.
-
-        Raises
-        ------
-        ValueError
-            A has more columns than a list element can name.
+        1 bundles every window with entries. A has at most 2^28 columns.
         """
         made = cls.pack_if(csr, order, lambda bundles, entries, distinct: True, min_sharing)
         assert made is not None  # `pays` is always true
@@ -149,15 +133,10 @@ class RowBundles(Format):
         min_sharing: float = 1.0,
         counted: tuple[int, int, int] | None = None,
     ) -> Self | None:
-        """Do what :meth:`pack` does if the bundles pay; None if they do not.
+        """Do what :meth:`pack` does if ``pays`` says so; None if it does not.
 
-        Parameters
-        ----------
-        pays : callable
-            Decides, after bundles are counted and before they are made, from their number, their
-            entries, and their list elements without padding.
-        counted : (int, int, int), optional
-            Those three numbers, if they are known (``RowUnits.count_shared``).
+        It decides from the number of bundles, their entries, and their list elements without
+        padding. ``counted`` are those three numbers if they are known (``RowUnits.count_shared``).
         """
         device, (rows, cols) = csr.device, csr.shape
         if cols > MAX_COLUMNS:
@@ -213,8 +192,7 @@ class RowBundles(Format):
         tagged[target[at]] = (bits * MAX_COLUMNS + column)[at]
         # The uppermost bit is the sign bit of an int32: wrap by hand, torch would raise.
         tagged = torch.where(tagged >= 2**31, tagged - 2**32, tagged).to(torch.int32)
-        indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
-        torch.cumsum(sizes, 0, out=indptr[1:])
+        indptr = offsets(sizes)
         members = torch.full((windows * BUNDLE_ROWS,), -1, dtype=torch.int64, device=device)
         members[:rows] = order
         by_window = members.reshape(windows, BUNDLE_ROWS)
@@ -222,17 +200,10 @@ class RowBundles(Format):
         if not last_chosen:  # only the last window may have fewer than four rows
             loose = loose[: loose.numel() - (windows * BUNDLE_ROWS - rows)]
         return cls(
-            tagged,
-            indptr,
-            by_window[bundled].to(torch.int32),
-            loose,
-            mine,
-            target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS,
-            csr.indptr,
-            csr.indices,
-            distinct,
+            tagged, indptr, by_window[bundled].to(torch.int32), loose, mine,
+            target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS, csr.indptr, csr.indices, distinct,
             csr.shape,
-        )
+        )  # fmt: skip
 
     @property
     def bundle_count(self) -> int:
@@ -265,7 +236,7 @@ class RowBundles(Format):
         """Return (row, column, place): bundled entries in bundle order, then loose rows'."""
         device = self.tagged.device
         sizes = self.indptr[1:] - self.indptr[:-1]
-        bundle = torch.repeat_interleave(torch.arange(self.bundle_count, device=device), sizes)
+        bundle = owners(sizes)
         tagged = self.tagged.to(torch.int64) & (2**32 - 1)
         bits, column = tagged // MAX_COLUMNS, tagged % MAX_COLUMNS
         present = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.intake.csr import offsets
 
 __all__ = [
-    "WORD_BITS",
-    "checked_values",
-    "gather_values",
-    "pack_bits",
-    "scatter_cells",
-    "set_places",
-]
+    "WORD_BITS", "checked_values", "gather_values", "pack_bits", "scatter_cells", "set_places",
+]  # fmt: skip
 
 WORD_BITS = 64
 
@@ -69,8 +65,7 @@ def pack_bits(places: Tensor, cells: int) -> Tensor:
     for half in range(2):
         inside = places // 32 % 2 == half
         terms = torch.where(inside, torch.ones_like(places) << (places % 32), 0)
-        running = torch.zeros(places.numel() + 1, dtype=torch.int64, device=places.device)
-        torch.cumsum(terms, 0, out=running[1:])
+        running = offsets(terms)
         halves.append(running[end] - running[end - count])
     words[word] = halves[0] | (halves[1] << 32)
     return words

@@ -35,19 +35,8 @@ def window_pairs(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each height of ``windows`` with the window of every distinct (window, column) pair.
 
-    Parameters
-    ----------
-    rows, cols : Tensor [entries]
-        Place of each entry; rows are int64, numbered in the order in which they are visited.
-    columns : int
-        Columns of A.
-    windows : sequence of int
-        Rows of a window; they ascend and each divides the next.
-
-    Yields
-    ------
-    int, Tensor [pairs]
-        The height, and int64 windows in ascending order.
+    ``rows`` (int64, in the order in which they are visited) and ``cols`` are those of the entries.
+    ``windows`` ascend, and each divides the next. Windows of pairs are int64, ascending.
     """
     columns = max(columns, 1)
     for window in windows:
@@ -59,16 +48,7 @@ def window_pairs(
 
 
 def distinct_pairs(csr: CSR, window: int, perm: Tensor | None = None) -> int:
-    """Count the distinct (window of ``window`` rows, column) pairs with an entry.
-
-    Parameters
-    ----------
-    csr : CSR
-    window : int
-        Rows of a window.
-    perm : Tensor [M], optional
-        Row order; the given one when None.
-    """
+    """Count the distinct (window of ``window`` rows in the order ``perm``, column) pairs."""
     if csr.nnz == 0 or window == 1:
         return csr.nnz
     if counted_in_parts(csr, window):

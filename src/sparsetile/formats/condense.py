@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsetile.formats.cells import WORD_BITS, pack_bits
 from sparsetile.formats.device_cells import CellShape, PackedCells, packed_on_device
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets, owners
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["condense"]
@@ -38,12 +38,9 @@ def condense(csr: CSR, order: Tensor | None, shape: CellShape) -> PackedCells:
     pair_keys, pair = torch.unique_consecutive(keys, return_inverse=True)
     bounds = torch.arange(windows + 1, device=device) * cols
     window_pair = torch.searchsorted(pair_keys, bounds)  # first pair of each window
-    ptr = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # in groups of tiles
-    torch.cumsum((window_pair.diff() + slots - 1) // slots, 0, out=ptr[1:])
+    ptr = offsets((window_pair.diff() + slots - 1) // slots)  # in groups of tiles
     groups = int(ptr[-1])
-    owner = torch.repeat_interleave(
-        torch.arange(windows, device=device), ptr.diff(), output_size=groups
-    )
+    owner = owners(ptr.diff(), groups)
     number = torch.arange(groups, device=device) - ptr[owner]  # of a group in its window
     slot_pair = (window_pair[owner] + number * slots).unsqueeze(1)
     slot_pair = slot_pair + torch.arange(slots, device=device)
@@ -60,14 +57,11 @@ def condense(csr: CSR, order: Tensor | None, shape: CellShape) -> PackedCells:
     if shape.places:
         places = torch.empty_like(cell).index_copy_(0, entry, cell)
     return PackedCells(
-        (ptr * shape.group).to(torch.int32),
-        columns.reshape(-1).to(torch.int32),
+        (ptr * shape.group).to(torch.int32), columns.reshape(-1).to(torch.int32),
         pack_bits(in_order, words * WORD_BITS),
         torch.searchsorted(in_order, torch.arange(words + 1, device=device) * WORD_BITS).int(),
-        entry[at].to(torch.int32),
-        places,
-        pair_keys.numel(),
-    )
+        entry[at].to(torch.int32), places, pair_keys.numel(),
+    )  # fmt: skip
 
 
 def _cells(shape: CellShape, tile: Tensor, row: Tensor, column: Tensor) -> Tensor:

@@ -59,18 +59,10 @@ class _Windows(StagedKernel):
 def count_distinct(
     indptr: Tensor, columns: Tensor, order: Tensor | None, distinct: Tensor, index: int
 ) -> None:
-    """Count the distinct columns of each window of rows; the host does not wait.
+    """Count the distinct columns of each window of A's rows in an order; the host does not wait.
 
-    Parameters
-    ----------
-    indptr, columns : Tensor
-        Of A, which has entries.
-    order : Tensor [M] or None
-        Order of the rows; windows are cut from it.
-    distinct : Tensor
-        Zeros; 32 bits for each window.
-    index : int
-        Number of the device, as ``building_on`` yields it.
+    A has entries. ``distinct`` has zeros, 32 bits for each window; ``index`` is what
+    ``building_on`` yields.
     """
     _Windows(indptr, columns, order, distinct, index).count()
 
@@ -80,17 +72,8 @@ def bundled_on_device(
 ) -> PackedBundles | None:
     """Pack the windows of rows that share columns; the host waits once, for the list's length.
 
-    None if A has no or too many entries, or its device is not supported.
-
-    Parameters
-    ----------
-    csr : CSR
-    order : Tensor [M] or None
-        Order of the rows; windows are cut from it.
-    min_sharing : float
-        Entries per distinct column from which a window is bundled.
-    count, entry_count : int
-        Such windows, and their entries.
+    ``count`` windows, with ``entry_count`` entries, have ``min_sharing`` entries per distinct
+    column or more. None if A has no or too many entries, or its device is not supported.
     """
     (rows, _), nnz, device = csr.shape, csr.nnz, csr.device
     if not (nnz and built_by_kernels(device)) or nnz + rows >= MOST_BUNDLED:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, offsets
 from sparsetile.kernels.cells import PACK_CELLS, Stage
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 from sparsetile.reorder.permutation import positions
@@ -24,93 +24,45 @@ NARROW_KEYS = 2**31
 
 @dataclass(frozen=True)
 class CellShape:
-    """How windows are cut into tiles, and cells numbered.
+    """How windows are cut into tiles, and cells numbered."""
 
-    Attributes
-    ----------
-    height, pad : int
-        Rows of a window, and columns of a tile.
-    group : int
-        A window's tiles are a multiple of this.
-    fragments : bool
-        Whether cells are in the order of an MMA's lanes (formats/bmat.py), sixteen rows and eight
-        columns at a time; row by row otherwise.
-    repeat : bool
-        Whether slots past a window's last column repeat it; -1 otherwise.
-    places : bool
-        Whether to return the cell of each entry.
-    """
-
+    # height, pad: rows of a window, and columns of a tile.
     height: int
     pad: int
-    group: int = 1
+    group: int = 1  # a window's tiles are a multiple of this
+    # Whether cells are in the order of an MMA's lanes (formats/bmat.py), sixteen rows and eight
+    # columns at a time; row by row otherwise.
     fragments: bool = False
-    repeat: bool = True
-    places: bool = False
+    repeat: bool = True  # whether slots past a window's last column repeat it; -1 otherwise
+    places: bool = False  # whether to return the cell of each entry
 
 
 @dataclass(frozen=True, eq=False)
 class PackedCells:
-    """The result of a packer.
+    """The result of a packer."""
 
-    Attributes
-    ----------
-    window_ptr : Tensor of int32 [windows + 1]
-        First tile of each window.
-    columns : Tensor of int32 [tiles * pad]
-        Column of A behind each column of a tile.
-    words : Tensor of int64 [tiles * height * pad / 64]
-        A bit for each cell.
-    word_ptr : Tensor of int32 [words + 1]
-        First packed value of each word.
-    entries : Tensor of int32 [nnz]
-        Canonical entry of each packed value.
-    places : Tensor of int64 [nnz] or None
-        Cell of each canonical entry.
-    distinct : int
-        (window, column) pairs.
-    """
-
-    window_ptr: Tensor
-    columns: Tensor
-    words: Tensor
-    word_ptr: Tensor
-    entries: Tensor
-    places: Tensor | None
-    distinct: int
+    window_ptr: Tensor  # int32 [windows + 1]: first tile of each window
+    columns: Tensor  # int32 [tiles * pad]: column of A behind each column of a tile
+    words: Tensor  # int64 [tiles * height * pad / 64]: a bit for each cell
+    word_ptr: Tensor  # int32 [words + 1]: first packed value of each word
+    entries: Tensor  # int32 [nnz]: canonical entry of each packed value
+    places: Tensor | None  # int64 [nnz]: cell of each canonical entry
+    distinct: int  # (window, column) pairs
 
 
 @dataclass(frozen=True, eq=False)
 class SortedPairs:
-    """Entries by window of rows and column.
+    """Entries by window of rows and column."""
 
-    Attributes
-    ----------
-    keys : Tensor of int32 or int64 [nnz]
-        ``window * columns + column``, ascending.
-    entry : Tensor of int64 [nnz]
-        Canonical entry of each key; those of equal keys in any order.
-    pair : Tensor of int32 [nnz]
-        Number of distinct keys up to and including each one.
-    """
-
-    keys: Tensor
-    entry: Tensor
-    pair: Tensor
+    keys: Tensor  # int32 or int64 [nnz]: ``window * columns + column``, ascending
+    entry: Tensor  # int64 [nnz]: canonical entry of each key; those of equal keys in any order
+    pair: Tensor  # int32 [nnz]: number of distinct keys up to and including each one
 
 
 def packed_on_device(csr: CSR, order: Tensor | None, shape: CellShape) -> PackedCells | None:
-    """Return A's tiles by kernels; None if A has no entry or its device is not supported.
+    """Return A's tiles by kernels; the host waits once, for the number of tiles.
 
-    The host waits once, for the number of tiles.
-
-    Parameters
-    ----------
-    csr : CSR
-        Fewer than 2^31 entries.
-    order : Tensor [M] or None
-        Order of the rows; windows are cut from it.
-    shape : CellShape
+    None if A has no entry (it has fewer than 2^31) or its device is not supported.
     """
     if not (csr.nnz and built_by_kernels(csr.device)):
         return None
@@ -153,8 +105,7 @@ class _Packing(StagedKernel):
         starts, place_of = csr.indptr, None
         if order is not None:
             order = order.to(torch.int64)
-            starts, place_of = torch.zeros_like(starts), positions(order)
-            torch.cumsum(csr.row_lengths()[order], 0, out=starts[1:])
+            starts, place_of = offsets(csr.row_lengths()[order]), positions(order)
         self.give("indptr", csr.indptr.contiguous())
         self.give("columns", csr.indices.contiguous())
         self.give("starts", starts.contiguous())

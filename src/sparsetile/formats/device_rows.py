@@ -17,16 +17,9 @@ from sparsetile.kernels.stages import STAGE_THREADS
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
-    "ArrangedUnits",
-    "HeadShape",
-    "ListedRows",
-    "RowCounts",
-    "Tally",
-    "UnitLimits",
-    "arranged_on_device",
-    "counted_on_device",
-    "heads_on_device",
-]
+    "ArrangedUnits", "HeadShape", "ListedRows", "RowCounts", "Tally", "UnitLimits",
+    "arranged_on_device", "counted_on_device", "heads_on_device",
+]  # fmt: skip
 
 # Limits of units and entries that kernels number by 32 bits; a length that no unit exceeds.
 MOST, NO_LIMIT = 2**31, 2**31 - 1
@@ -34,26 +27,19 @@ MOST, NO_LIMIT = 2**31, 2**31 - 1
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of units on the host.
+    """Counts of units on the host."""
 
-    Attributes
-    ----------
-    longest, total, end : int
-        Greatest length, sum of the lengths, and the largest end of a range; 0 without units.
-    bundled : int
-        Units that are bundles.
-    longer, longer_total : mapping of int to int
-        Units of more elements than each of ``units.LENGTHS``, and the sum of their lengths.
-    upto : mapping of int to int
-        Greatest length up to each of ``units.LENGTHS``; 0 without such a unit.
-    """
-
+    # longest, total, end: greatest length, sum of the lengths, and the largest end of a range; 0
+    # without units.
     longest: int
     total: int
     end: int
-    bundled: int
+    bundled: int  # units that are bundles
+    # longer, longer_total: mapping of int to int: units of more elements than each of
+    # ``units.LENGTHS``, and the sum of their lengths.
     longer: dict[int, int]
     longer_total: dict[int, int]
+    # Mapping of int to int: greatest length up to each of ``units.LENGTHS``; 0 without such a unit.
     upto: dict[int, int]
 
 
@@ -81,17 +67,11 @@ class ListedRows(Protocol):
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Counts of rows on the host, which waits once for them.
-
-    Attributes
-    ----------
-    tally : Tally
-    shared : (int, int, int) or None
-        Windows of four rows that share columns, their entries and their distinct columns; None
-        if they were not requested.
-    """
+    """Counts of rows on the host, which waits once for them."""
 
     tally: Tally
+    # Windows of four rows that share columns, their entries and their
+    # distinct columns; None if they were not requested.
     shared: tuple[int, int, int] | None
 
 
@@ -116,16 +96,10 @@ class HeadShape:
 def counted_on_device(
     units: ListedRows, columns: Tensor | None = None, min_sharing: float = 1.0
 ) -> RowCounts | None:
-    """Count lengths and, if columns are given, windows of rows; the host waits once.
+    """Count lengths and, if columns of A's entries are given, windows of rows; the host waits once.
 
-    None if there are no units or too many, or their device is not supported.
-
-    Parameters
-    ----------
-    units : ListedRows
-        If columns are given, a permutation of A's rows.
-    columns : Tensor of int32 [nnz] or None
-    min_sharing : float
+    None if there are no units or too many, or their device is not supported. With columns, units
+    are a permutation of A's rows.
     """
     if not (0 < units.count < MOST and built_by_kernels(units.device)):
         return None
@@ -199,12 +173,7 @@ class _Units(StagedKernel):
 
     def __init__(self, units: ListedRows, index: int, **numbers: float | Sequence[int]) -> None:
         super().__init__(
-            LIST_ROWS,
-            units.device,
-            index,
-            units=units.count,
-            bundles=units.bundle_count,
-            **numbers,
+            LIST_ROWS, units.device, index, units=units.count, bundles=units.bundle_count, **numbers
         )
         self.give("indptr", units.indptr.contiguous())
         if units.rows is not None:

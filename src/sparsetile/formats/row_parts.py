@@ -29,21 +29,10 @@ def counted_in_parts(csr: CSR, height: int) -> bool:
 def row_parts(
     csr: CSR, order: Tensor | None, multiple: int, overlap: int = 0
 ) -> Iterator[tuple[int, CSR]]:
-    """Yield parts of A's rows, visited in ``order``, without their values.
+    """Yield (number of its own rows, CSR without values) of parts of A's rows, in ``order``.
 
-    Parameters
-    ----------
-    order : Tensor [M] or None
-        The given order when None.
-    multiple : int
-        Rows of a part are a multiple of this, but for the last.
-    overlap : int
-        Rows of the next part to append to a part's own.
-
-    Yields
-    ------
-    int, CSR
-        The number of the part's own rows, and those with the appended ones.
+    Rows of a part are a multiple of ``multiple``, but for the last; ``overlap`` rows of the next
+    part are appended.
     """
     rows = csr.shape[0]
     lengths = csr.row_lengths() if order is None else csr.row_lengths()[order]

@@ -47,16 +47,7 @@ _COSTS = RowCosts(tile=8 * 628.0, window=600.0, entry=85.0, new=360.0, row=100.0
 
 @dataclass(frozen=True, eq=False)
 class RSTile(Format):
-    """See the module's docstring for the arrays.
-
-    Attributes
-    ----------
-    tile_entries, residual_entries : Tensor of int64
-        Canonical entry number of each value of the tile part and of the residual part.
-    order : Tensor of int64 [M] or None
-        Row of A at each position; None: the given order.
-    partition : Partition
-    """
+    """See the module's docstring for the arrays."""
 
     name = "rstile"
     variants: ClassVar[Variants] = {
@@ -78,9 +69,11 @@ class RSTile(Format):
     value_offset: Tensor
     residual_row_id: Tensor
     residual_col_id: Tensor
+    # tile_entries, residual_entries: int64: canonical entry number of each value of the tile part
+    # and of the residual part.
     tile_entries: Tensor
     residual_entries: Tensor
-    order: Tensor | None
+    order: Tensor | None  # int64 [M]: row of A at each position; None: the given order
     partition: Partition
     shape: tuple[int, int]
 
@@ -94,18 +87,10 @@ class RSTile(Format):
         max_new: int = 3,
         height: int = 8,
     ) -> Self:
-        """CSR -> RS-Tile.
+        """CSR of fewer than 2^31 entries -> RS-Tile of windows of ``height`` rows, 8 or 16.
 
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        max_entries, max_new : int
-            Thresholds of the paper's rule; the split of least cost when the first is None.
-        height : int
-            Rows of a window: 8 as in the paper, or 16, two bitmaps per tile.
+        ``max_entries`` and ``max_new`` are the thresholds of the paper's rule; the split of least
+        cost when the first is None.
         """
         counts = count_columns(csr, order, height)
         if max_entries is None:
@@ -127,34 +112,20 @@ class RSTile(Format):
         residual = rows_at(split.residual)
         rest, rest_entries = csr.select_rows(residual)
         return cls(
-            split.windows.to(torch.int32),
-            tiles.row_window_offset,
-            tiles.tc_local_bit,
-            tiles.sparse_a_to_b,
-            tiles.tc_offset,
-            residual[rest.row_ids()].to(torch.int32),
-            rest.indices,
-            entries[tiles.entries.to(torch.int64)],
-            rest_entries,
-            order,
-            split,
+            split.windows.to(torch.int32), tiles.row_window_offset, tiles.tc_local_bit,
+            tiles.sparse_a_to_b, tiles.tc_offset, residual[rest.row_ids()].to(torch.int32),
+            rest.indices, entries[tiles.entries.to(torch.int64)], rest_entries, order, split,
             csr.shape,
-        )
+        )  # fmt: skip
 
     @property
     def tiles(self) -> BitTCF:
         """The tile part: BitTCF of the rows in windows, entries as those of A."""
         return BitTCF(
-            self.row_window_offset,
-            self.value_offset,
-            self.col_id,
-            self.bitmap,
-            self.tile_entries,
-            None,
-            (self.partition.tiled.numel(), self.shape[1]),
-            self.partition.height // WINDOW_ROWS,
-            self.partition.height > WINDOW_ROWS,
-        )
+            self.row_window_offset, self.value_offset, self.col_id, self.bitmap, self.tile_entries,
+            None, (self.partition.tiled.numel(), self.shape[1]),
+            self.partition.height // WINDOW_ROWS, self.partition.height > WINDOW_ROWS,
+        )  # fmt: skip
 
     @property
     def tile_share(self) -> float:

@@ -20,13 +20,8 @@ from sparsetile.intake.csr import CSR
 from sparsetile.launch.staged import built_by_kernels
 
 __all__ = [
-    "HOST_UNITS",
-    "LENGTHS",
-    "RowUnits",
-    "Tally",
-    "Units",
-    "row_units",
-]
+    "HOST_UNITS", "LENGTHS", "RowUnits", "Tally", "Units", "row_units",
+]  # fmt: skip
 
 # Most units that are scheduled on the host.
 HOST_UNITS = 1 << 12
@@ -39,26 +34,18 @@ def _limits(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Units to schedule, in the order in which they should be visited.
+    """Units to schedule, in the order in which they should be visited."""
 
-    Attributes
-    ----------
-    label : Tensor of int64 [units]
-        Number of the row of A, window, bundle or block row.
-    begin, length : Tensor of int64 [units]
-        Range in the unit's list.
-    bundled : Tensor of bool [units]
-        Whether the unit is a bundle of rows: its list is cut only at multiples of ``LIST_STEP``
-        (formats/bundles.py). Labels and lists of bundles are separate from those of other units.
-    offsets : Tensor of int64 [units + 1] or None
-        Begin of units 0, 1, 2, ... in one list, and the end of the last; None if units do not
-        follow each other like that.
-    """
-
-    label: Tensor
+    label: Tensor  # int64 [units]: number of the row of A, window, bundle or block row
+    # begin, length: int64 [units]: range in the unit's list.
     begin: Tensor
     length: Tensor
+    # bool [units]: whether the unit is a bundle of rows: its list is cut only at multiples of
+    # ``LIST_STEP`` (formats/bundles.py). Labels and lists of bundles are separate from those of
+    # other units.
     bundled: Tensor
+    # int64 [units + 1]: begin of units 0, 1, 2, ... in one list, and the end of the last; None if
+    # units do not follow each other like that.
     offsets: Tensor | None = None
 
     @property
@@ -140,21 +127,12 @@ class Units:
 
     @classmethod
     def from_offsets(cls, offsets: Tensor) -> Units:
-        """Consecutive units: number u is ``offsets[u]`` to ``offsets[u + 1]`` of the list.
-
-        Parameters
-        ----------
-        offsets : Tensor of int32 or int64 [units + 1]
-            Never decreasing.
-        """
+        """Consecutive units: number u is ``offsets[u]`` to ``offsets[u + 1]`` of the list."""
         if offsets.dim() != 1 or not offsets.numel() or offsets.is_floating_point():
             raise value_error(
-                "Units.from_offsets",
-                "offsets",
-                "integers [units + 1]",
-                f"{offsets.dtype} of shape {tuple(offsets.shape)}",
-                "Pass the offsets of a format",
-            )
+                "Units.from_offsets", "offsets", "integers [units + 1]",
+                f"{offsets.dtype} of shape {tuple(offsets.shape)}", "Pass the offsets of a format",
+            )  # fmt: skip
         offsets = offsets.to(torch.int64)
         count, device = offsets.numel() - 1, offsets.device
         return cls(
@@ -170,16 +148,8 @@ class RowUnits(Units):
     """Bundles of rows, then rows of A; lists of units are made on first use.
 
     Kernels make schedules from these few tensors (formats/device_rows.py), so that no list is made
-    on a device with kernels.
-
-    Parameters
-    ----------
-    indptr : Tensor of int32 or int64 [M + 1]
-        Of A; kept as int64.
-    rows : Tensor of int64 [rows], optional
-        Rows in the order in which they should be visited; all of A in their order when None.
-    bundle_ptr : Tensor of int64 [bundles + 1], optional
-        Begin of each bundle's list, and the end of the last; no bundles when None.
+    on a device with kernels. ``rows`` are rows of A in the order of visits, all of A when None;
+    ``bundle_ptr`` has the begin of each bundle's list, and the end of the last.
     """
 
     indptr: Tensor
@@ -262,13 +232,8 @@ class RowUnits(Units):
     def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:
         """Count windows of four rows that hold ``min_sharing`` entries per distinct column.
 
-        Returns their number, their entries and their distinct columns; None if no kernel counts
-        them. Also computes the tally of all units.
-
-        Parameters
-        ----------
-        columns : Tensor of int32 [nnz]
-            Of A's entries, ascending in each row. Every row of A is a unit.
+        Returns their number, entries and distinct columns; None if no kernel counts them. Every row
+        of A, whose entries' columns are given, is a unit. Also computes the tally of all units.
         """
         found = counted_on_device(self, columns, min_sharing)
         if found is None:

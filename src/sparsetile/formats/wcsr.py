@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import WORD_BITS, checked_values, gather_values, set_places
+from sparsetile.formats.base import TiledWindows, Variants
+from sparsetile.formats.cells import WORD_BITS, set_places
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
-from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR
+from sparsetile.intake.csr import CSR, owners
 
 __all__ = ["PADS", "WCSR", "WINDOW_HEIGHTS"]
 
@@ -41,28 +40,8 @@ MAX_ENTRIES = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class WCSR(Format):
-    """See the module's docstring for the arrays.
-
-    Attributes
-    ----------
-    window_row_ptr, window_col_idx : Tensor of int32
-    bitmaps : Tensor of int64 [tiles, height * pad / 64]
-        Bits of uint64: torch has no unsigned shifts.
-    places : Tensor of int64 [nnz]
-        Cell of each canonical entry: tiles one after the other, row-major.
-    entries : Tensor of int32 [nnz]
-        Canonical entry number of each packed value.
-    distinct : int
-        (window, column) pairs: slots that are not padding.
-    order : Tensor of int32 [M] or None
-        Row of A at each position; window w has the positions from w * height on. None: the given
-        order.
-    shape : tuple of int
-        (M, K) of A.
-    height, pad : int
-        Rows and columns of a tile.
-    """
+class WCSR(TiledWindows):
+    """See the module's docstring for the arrays."""
 
     name = "wcsr"
     variants: ClassVar[Variants] = {
@@ -74,56 +53,36 @@ class WCSR(Format):
     index_arrays = ("window_row_ptr", "window_col_idx")
     value_maps = ("places", "entries")
 
+    # window_row_ptr, window_col_idx: int32.
     window_row_ptr: Tensor
     window_col_idx: Tensor
+    # int64 [tiles, height * pad / 64]: bits of uint64: torch has no unsigned shifts.
     bitmaps: Tensor
+    # int64 [nnz]: cell of each canonical entry: tiles one after the other, row-major.
     places: Tensor
-    entries: Tensor
-    distinct: int
+    entries: Tensor  # int32 [nnz]: canonical entry number of each packed value
+    distinct: int  # (window, column) pairs: slots that are not padding
+    # int32 [M]: row of A at each position; window w has the positions from w * height on. None: the
+    # given order.
     order: Tensor | None
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (M, K) of A
+    # height, pad: rows and columns of a tile.
     height: int
     pad: int
 
     @classmethod
     def pack(cls, csr: CSR, order: Tensor | None = None, *, height: int = 64, pad: int = 8) -> Self:
-        """CSR -> WCSR.
-
-        Parameters
-        ----------
-        csr : CSR
-            Fewer than 2^31 entries.
-        order : Tensor [M], optional
-            Order of the rows; windows are cut from it. Row order when None.
-        height : int
-            Rows of a window: 16, 32, 64 or 128.
-        pad : int
-            Columns of a tile, 8 or 16; each window has a multiple of it.
-
-        Raises
-        ------
-        ValueError
-            An option is none of these, or A has too many entries.
+        """CSR -> WCSR of windows of ``height`` rows (16, 32, 64 or 128), tiles of ``pad`` columns
+        (8, 16).
         """
         _check(csr, height, pad)
         made = condense(csr, order, CellShape(height, pad, places=True))
         assert made.places is not None  # requested above
         return cls(
-            made.window_ptr,
-            made.columns,
-            made.words.reshape(-1, height * pad // WORD_BITS),
-            made.places,
-            made.entries,
-            made.distinct,
-            None if order is None else order.to(torch.int32),
-            csr.shape,
-            height,
-            pad,
-        )
-
-    @property
-    def window_count(self) -> int:
-        return self.window_row_ptr.numel() - 1
+            made.window_ptr, made.columns, made.words.reshape(-1, height * pad // WORD_BITS),
+            made.places, made.entries, made.distinct,
+            None if order is None else order.to(torch.int32), csr.shape, height, pad,
+        )  # fmt: skip
 
     @property
     def tile_count(self) -> int:
@@ -134,26 +93,11 @@ class WCSR(Format):
         """Entries per (window, column) pair, at most ``height``: uses of each row of B."""
         return self.entries.numel() / max(self.distinct, 1)
 
-    def tiles_per_window(self) -> Tensor:
-        """Tiles of each window, int32 [windows]."""
-        return self.window_row_ptr.diff()
-
-    def units(self) -> Units:
-        """Windows; a unit's list is its tiles."""
-        return Units.from_offsets(self.window_row_ptr)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> packed values [nnz], in tile and bit order."""
-        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
-        return gather_values(values, self.entries)
-
     def decode(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (row, column, place) of every packed value in order, only from ids and bits."""
         cell = set_places(self.bitmaps)
         tile = cell // (self.height * self.pad)
-        window = torch.repeat_interleave(
-            torch.arange(self.window_count, device=cell.device), self.tiles_per_window()
-        )
+        window = owners(self.tiles_per_window())
         position = window[tile] * self.height + cell // self.pad % self.height
         row = position if self.order is None else self.order.to(torch.int64)[position]
         column = self.window_col_idx[tile * self.pad + cell % self.pad]

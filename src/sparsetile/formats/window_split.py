@@ -31,32 +31,21 @@ from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
 __all__ = [
-    "Counts",
-    "Partition",
-    "RowCosts",
-    "cheapest_partition",
-    "count_columns",
-    "split_by_cost",
+    "Counts", "Partition", "RowCosts", "cheapest_partition", "count_columns", "split_by_cost",
     "split_by_threshold",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Positions in the plan's order; all int64.
+    """Positions in the plan's order; all int64."""
 
-    Attributes
-    ----------
-    windows : Tensor [windows]
-        First position of each window; a window has ``height`` positions, the last maybe fewer.
-    residual : Tensor [rows outside]
-        Positions in no window, ascending, including rows without entries.
-    rows, height : int
-        Rows of A, and of a window.
-    """
-
+    # [windows]: first position of each window; a window has ``height`` positions, the last maybe
+    # fewer.
     windows: Tensor
+    # [rows outside]: positions in no window, ascending, including rows without entries.
     residual: Tensor
+    # rows, height: rows of A, and of a window.
     rows: int
     height: int
 
@@ -74,24 +63,12 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Counts of a matrix in one row order, each [rows].
+    """Counts of a matrix in one row order, each [rows]."""
 
-    Attributes
-    ----------
-    entries : Tensor of int64
-        Entries of the row at each position.
-    delta : Tensor of int64
-        Columns of that row that no other row of the window beginning there has.
-    pairs : Tensor of int64
-        Distinct columns of the window that begins there.
-    height : int
-        Rows of a window.
-    """
-
-    entries: Tensor
-    delta: Tensor
-    pairs: Tensor
-    height: int
+    entries: Tensor  # int64: entries of the row at each position
+    delta: Tensor  # int64: columns of that row that no other row of the window beginning there has
+    pairs: Tensor  # int64: distinct columns of the window that begins there
+    height: int  # rows of a window
 
 
 def count_columns(csr: CSR, order: Tensor | None = None, height: int = 8) -> Counts:
@@ -153,14 +130,9 @@ def _partition(starts: Tensor, counts: Counts) -> Partition:
 
 
 def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partition:
-    """Algorithm 1: rows with at most ``max_entries`` entries of which fewer than ``max_new`` are in
-    new columns are residual; else a window opens.
-
-    Parameters
-    ----------
-    counts : Counts
-    max_entries, max_new : int
-        The paper's tau_nnz and tau_inc; 0 entries leaves only empty rows to CUDA cores.
+    """Algorithm 1: rows with at most ``max_entries`` (tau_nnz) entries of which fewer than
+    ``max_new`` (tau_inc) are in new columns are residual; else a window opens. 0 leaves only empty
+    rows.
     """
     if max_entries < 0 or max_new < 0:
         raise value_error(
@@ -185,23 +157,17 @@ def split_by_threshold(counts: Counts, max_entries: int, max_new: int) -> Partit
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Costs of work, in any one unit of time.
+    """Costs of work, in any one unit of time."""
 
-    Attributes
-    ----------
-    tile, window : float
-        Eight distinct columns of a window, and the window itself, on Tensor Cores.
-    entry, new, row : float
-        An entry, a column that the next rows do not have, and the row itself, on CUDA cores.
-    longest, piece : int, float
-        Tiles above which a window is cut, 0 for never, and each of its pieces.
-    """
-
+    # tile, window: eight distinct columns of a window, and the window itself, on Tensor Cores.
     tile: float
     window: float
+    # entry, new, row: an entry, a column that the next rows do not have, and the row itself, on
+    # CUDA cores.
     entry: float
     new: float
     row: float
+    # longest, piece: tiles above which a window is cut, 0 for never, and each of its pieces.
     longest: int = 0
     piece: float = 0.0
 

@@ -22,20 +22,7 @@ from sparsetile.jit.source import KernelSource, config_header, device_tree_diges
 from sparsetile.jit.tensor_map import encode_matrix
 
 __all__ = [
-    "ARCHITECTURES",
-    "Compiled",
-    "KernelSource",
-    "LoadedKernel",
-    "NotCompiled",
-    "ParamStruct",
-    "Resources",
-    "compile_source",
-    "compiler_available",
-    "config_header",
-    "device_arch",
-    "device_tree_digest",
-    "encode_matrix",
-    "load",
-    "nvrtc_version",
-    "without_compiling",
-]
+    "ARCHITECTURES", "Compiled", "KernelSource", "LoadedKernel", "NotCompiled", "ParamStruct",
+    "Resources", "compile_source", "compiler_available", "config_header", "device_arch",
+    "device_tree_digest", "encode_matrix", "load", "nvrtc_version", "without_compiling",
+]  # fmt: skip

@@ -30,15 +30,9 @@ if TYPE_CHECKING:
     from cuda.core.utils import FileStreamProgramCache
 
 __all__ = [
-    "ARCHITECTURES",
-    "Compiled",
-    "NotCompiled",
-    "Resources",
-    "compile_source",
-    "compiler_available",
-    "nvrtc_version",
-    "without_compiling",
-]
+    "ARCHITECTURES", "Compiled", "NotCompiled", "Resources", "compile_source", "compiler_available",
+    "nvrtc_version", "without_compiling",
+]  # fmt: skip
 
 log = logging.getLogger("sparsetile")
 # cuda.core fills its namespace while it is imported: two threads must not import it at once.
@@ -169,12 +163,8 @@ def _read_cached(
 def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -> Compiled:
     """Compile one kernel to a cubin for ``arch`` (for example ``sm_90a``).
 
-    Raises
-    ------
-    CompileError
-        NVRTC refused the source; the error carries its log and the source's path.
-    NotCompiled
-        It is not in the cache, inside ``without_compiling``.
+    CompileError carries NVRTC's log and the source's path. Inside ``without_compiling``,
+    NotCompiled says that it is not in the cache.
     """
     with _IMPORT_LOCK:
         from cuda.core import Program, ProgramOptions

@@ -24,16 +24,9 @@ from sparsetile.jit.params import ParamStruct, ParamValue
 from sparsetile.jit.source import KernelSource
 
 __all__ = [
-    "LoadedKernel",
-    "PreparedLaunch",
-    "current_device",
-    "current_stream_handle",
-    "device_arch",
-    "device_index",
-    "ensure_cuda_context",
-    "load",
-    "on_device",
-]
+    "LoadedKernel", "PreparedLaunch", "current_device", "current_stream_handle", "device_arch",
+    "device_index", "ensure_cuda_context", "load", "on_device",
+]  # fmt: skip
 
 # Shared memory that a block may use without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -107,12 +100,10 @@ class LoadedKernel:
             )
             if int(status) != 0:
                 raise value_error(
-                    "launch",
-                    "shared memory",
-                    "within the device's limit",
+                    "launch", "shared memory", "within the device's limit",
                     f"{dynamic_shared} bytes ({status})",
                     "Use a configuration with smaller tiles or fewer stages",
-                )
+                )  # fmt: skip
 
     def prepare(
         self,
@@ -198,7 +189,7 @@ class PreparedLaunch:
         self._threads = threads
         self._overlap = overlap
         # Per thread: the writer of the patch, the struct's address, the launch's sizes, its stream;
-        # the writer of the rare fields, and their values.
+        # the writer of the rare fields, and their values; the blocks of the grid's first dimension.
         self._buffers: dict[int, list[Any]] = {}
         self._keep: list[Any] = []
         self._label = kernel.compiled.source.label
@@ -212,7 +203,8 @@ class PreparedLaunch:
         _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
         rare = None if self._rare is None else self._rare.bind(buffer)
         self._buffers[thread] = [
-            self._patch.bind(buffer), ctypes.addressof(pointers), config, None, rare, None
+            self._patch.bind(buffer), ctypes.addressof(pointers), config, None, rare, None,
+            self._grid[0],
         ]  # fmt: skip
         return self._buffers[thread]
 
@@ -223,7 +215,7 @@ class PreparedLaunch:
         """
         thread = threading.get_ident()
         mine = self._buffers.get(thread) or self._buffer(thread)
-        write, address, config, last_stream, _, _ = mine
+        write, address, config, last_stream, _, _, _ = mine
         write(*values)
         if stream != last_stream:
             config.hStream = mine[3] = stream
@@ -241,6 +233,19 @@ class PreparedLaunch:
         if rare != mine[5]:
             mine[4](*rare)
             mine[5] = rare
+        self.launch(stream, *values)
+
+    def launch_sized(
+        self, stream: int, blocks: int, rare: tuple[int, ...], *values: int | float | bytes
+    ) -> None:
+        """As :meth:`launch_with`, with another number of blocks in the grid's first dimension."""
+        thread = threading.get_ident()
+        mine = self._buffers.get(thread) or self._buffer(thread)
+        if rare != mine[5]:
+            mine[4](*rare)
+            mine[5] = rare
+        if blocks != mine[6]:
+            mine[2].gridDimX = mine[6] = blocks
         self.launch(stream, *values)
 
 

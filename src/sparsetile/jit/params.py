@@ -24,47 +24,23 @@ from sparsetile.core.errors import value_error
 from sparsetile.jit.tensor_map import MAP_ALIGNMENT, MAP_WORDS
 
 __all__ = [
-    "Field",
-    "ParamStruct",
-    "ParamValue",
-    "Patch",
-    "f64",
-    "i32",
-    "i32_array",
-    "i64",
-    "pointer",
+    "Field", "ParamStruct", "ParamValue", "Patch", "f64", "i32", "i32_array", "i64", "pointer",
     "tensor_map",
-]
+]  # fmt: skip
 
 ParamValue = int | float | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field: ``count`` numbers of one ``struct`` letter.
+    """One field: ``count`` numbers of one ``struct`` letter."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in C and in Python.
-    declaration : str
-        The C declaration without the semicolon.
-    comment : str
-        What the kernel reads it for.
-    letter : str
-        ``struct`` letter of a number: Q, q, d or i.
-    count : int
-        Numbers in the field; more than one makes its value a sequence.
-    alignment : int
-        Bytes that its offset is a multiple of.
-    """
-
-    name: str
-    declaration: str
-    comment: str
-    letter: str
-    alignment: int
-    count: int = 1
+    name: str  # its name in C and in Python
+    declaration: str  # the C declaration without the semicolon
+    comment: str  # what the kernel reads it for
+    letter: str  # ``struct`` letter of a number: Q, q, d or i
+    alignment: int  # bytes that its offset is a multiple of
+    count: int = 1  # numbers in the field; more than one makes its value a sequence
 
     @property
     def bytes(self) -> int:
@@ -202,13 +178,7 @@ class ParamStruct:
         return tuple(i for i in reversed(range(len(self.fields))) if self.fields[i].count > 1)
 
     def pack_into(self, buffer: Any, values: Mapping[str, ParamValue]) -> None:
-        """Write every field; ``values`` has each name exactly once.
-
-        Raises
-        ------
-        ValueError
-            A name is missing or unknown, or a value does not fit its field.
-        """
+        """Write every field; ``values`` has each name exactly once."""
         try:
             flat = list(self._take(values))
             if len(values) != len(flat):

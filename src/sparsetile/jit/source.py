@@ -17,12 +17,8 @@ from sparsetile.core.errors import value_error
 from sparsetile.jit.params import ParamStruct
 
 __all__ = [
-    "DEVICE_TREE",
-    "ConfigValue",
-    "KernelSource",
-    "config_header",
-    "device_tree_digest",
-]
+    "DEVICE_TREE", "ConfigValue", "KernelSource", "config_header", "device_tree_digest",
+]  # fmt: skip
 
 DEVICE_TREE = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 
@@ -31,35 +27,21 @@ ConfigValue = bool | int | str
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One kernel to compile.
+    """One kernel to compile."""
 
-    Attributes
-    ----------
-    file : str
-        A ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``.
-    entry : str
-        Name of its only ``extern "C" __global__`` function.
-    config : tuple of (str, bool | int | str)
-        Constants of the generated header, sorted by name. A ``str`` is a macro's text, usually the
-        name of a device type.
-    params : ParamStruct, optional
-        The parameter struct; without one a kernel can be compiled, not launched.
-    folder : Path, optional
-        Folder of the file if not in the device tree; headers still come from there.
-    """
-
-    file: str
-    entry: str
+    file: str  # relative to the device tree: ``"rows/spmm_csr.cu"``
+    entry: str  # name of its only ``extern "C" __global__`` function
+    # Constants of the generated header, sorted by name. A ``str``
+    # is a macro's text, usually the name of a device type.
     config: tuple[tuple[str, ConfigValue], ...]
+    # Without one a kernel can be compiled, not launched.
     params: ParamStruct | None = None
+    # Folder of the file if not in the device tree; headers still come from there.
     folder: Path | None = None
 
     @staticmethod
     def make(
-        file: str,
-        entry: str,
-        config: Mapping[str, ConfigValue],
-        params: ParamStruct | None = None,
+        file: str, entry: str, config: Mapping[str, ConfigValue], params: ParamStruct | None = None
     ) -> KernelSource:
         """Return the source of a kernel of the device tree."""
         if Path(file).is_absolute() or ".." in Path(file).parts:

@@ -87,35 +87,14 @@ def _check(pointer: int, row_bytes: int, width: int, box: tuple[int, int], item:
 
 
 def encode_matrix(
-    pointer: int,
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-    row_bytes: int,
-    box: tuple[int, int],
+    pointer: int, dtype: torch.dtype, shape: tuple[int, int], row_bytes: int, box: tuple[int, int]
 ) -> TensorMap:
     """Return the map of a row-major matrix, copied box by box in the 128-byte swizzle.
 
-    FP8 uses the 64-byte swizzle: 64 columns are its widest box.
-
-    Parameters
-    ----------
-    pointer : int
-        Address of the first element; a multiple of 16.
-    dtype : torch.dtype
-        float16, bfloat16, float32 or float8_e4m3fn.
-    shape : tuple of int
-        (rows, columns), neither 0. Elements of a box outside of them are copied as zeros.
-    row_bytes : int
-        Row stride in bytes; a multiple of 16, at least a row's bytes.
-    box : tuple of int
-        (rows, columns) of a copy: at most 256 rows of 128 bytes, or 64 of FP8.
-
-    Raises
-    ------
-    ValueError
-        TMA does not support such a matrix.
-    RuntimeError
-        The driver has no tensor maps, or refused this one.
+    FP8 uses the 64-byte swizzle: 64 columns are its widest box. The address and the row stride in
+    bytes are multiples of 16. A box of (rows, columns) is at most 256 rows of 128 bytes, or 64 of
+    FP8; its elements outside of ``shape`` are copied as zeros. RuntimeError if the driver has no
+    tensor maps.
     """
     _check(pointer, row_bytes, shape[1], box, dtype.itemsize)
     from cuda.bindings import driver
@@ -125,19 +104,14 @@ def encode_matrix(
     address = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
     # The driver lists the contiguous dimension first.
     status = _encoder()(
-        address,
-        int(getattr(driver.CUtensorMapDataType, _DATA_TYPES[dtype])),
-        2,
-        pointer,
-        (ctypes.c_uint64 * 2)(shape[1], shape[0]),
-        (ctypes.c_uint64 * 1)(row_bytes),
-        (ctypes.c_uint32 * 2)(box[1], box[0]),
-        (ctypes.c_uint32 * 2)(1, 1),
+        address, int(getattr(driver.CUtensorMapDataType, _DATA_TYPES[dtype])), 2, pointer,
+        (ctypes.c_uint64 * 2)(shape[1], shape[0]), (ctypes.c_uint64 * 1)(row_bytes),
+        (ctypes.c_uint32 * 2)(box[1], box[0]), (ctypes.c_uint32 * 2)(1, 1),
         int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
         int(getattr(driver.CUtensorMapSwizzle, swizzle)),
         int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
         int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-    )
+    )  # fmt: skip
     if status:
         raise RuntimeError(
             f"tensor map: the driver must accept {shape[0]} x {shape[1]} {dtype} at {pointer:#x}, "

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["scratch", "unused_flag", "zeroed_flag"]
+__all__ = ["renew_scratch", "scratch", "unused_flag", "zeroed_flag"]
 
 # Flags that are zeroed at once.
 _FLAGS = 1024
@@ -69,6 +69,12 @@ def scratch(
         arrivals = max(arrivals, 2 * buffer_pair[1].numel())
     made = buffers[key] = _allocate(device, partial_bytes, arrivals)
     return made
+
+
+def renew_scratch() -> None:
+    """Forget shared buffers: wrong input may have left counters that are not 0."""
+    _outgrown.extend(_shared.values())
+    _shared.clear()
 
 
 def _new_flag(device: int) -> Tensor:

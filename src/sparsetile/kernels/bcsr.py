@@ -18,28 +18,10 @@ from sparsetile.kernels.params import EPILOGUE, POSITIONS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "BLOCK",
-    "BOX",
-    "COLUMNS",
-    "ELEMENTS",
-    "ENGINE",
-    "FP8",
-    "FP8_TILES",
-    "LADDER",
-    "PRODUCT",
-    "SLABS_TOGETHER",
-    "SPMM_BCSR",
-    "STORE_BOX",
-    "STORE_COLUMNS",
-    "TF32_TILES",
-    "TILES",
-    "TRANSPOSED_BOX",
-    "BlockTile",
-    "Store",
-    "bcsr_config",
-    "choose_block_tile",
-    "out_types",
-]
+    "BLOCK", "BOX", "COLUMNS", "ELEMENTS", "ENGINE", "FP8", "FP8_TILES", "LADDER", "PRODUCT",
+    "SLABS_TOGETHER", "SPMM_BCSR", "STORE_BOX", "STORE_COLUMNS", "TF32_TILES", "TILES",
+    "TRANSPOSED_BOX", "BlockTile", "Store", "bcsr_config", "choose_block_tile", "out_types",
+]  # fmt: skip
 
 # torch dtype -> trait of element.cuh. B of 16 bits is read in place, along either side, FP8 along
 # k; float32 is copied and rounded to TF32.

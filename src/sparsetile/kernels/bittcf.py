@@ -16,17 +16,9 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, STRIDES, TR
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "DEFAULT",
-    "ELEMENTS",
-    "SPMM_BITTCF",
-    "STACKS",
-    "THREADS",
-    "Policy",
-    "Slab",
-    "bittcf_config",
-    "choose_slab",
-    "slabs",
-]
+    "DEFAULT", "ELEMENTS", "SPMM_BITTCF", "STACKS", "THREADS", "Policy", "Slab", "bittcf_config",
+    "choose_slab", "slabs",
+]  # fmt: skip
 
 THREADS = 64
 # 16-byte accesses are the widest; at least 128 bytes of a row of B should be read at once.
@@ -79,20 +71,12 @@ class Slab:
 
 @dataclass(frozen=True)
 class Policy:
-    """The parts that an ablation disables.
+    """The parts that an ablation disables."""
 
-    Attributes
-    ----------
-    pipelined : bool
-        Copy the next tile's rows of B while this tile is multiplied.
-    cached : bool
-        Keep B in L1 and evict C early; otherwise B comes only from L2, and stores are plain.
-    ahead : bool
-        Without ``pipelined``: copy the next tile of A, not its rows of B (DTC-SpMM's pipeline).
-    """
-
-    pipelined: bool = True
+    pipelined: bool = True  # copy the next tile's rows of B while this tile is multiplied
+    # Keep B in L1 and evict C early; otherwise B comes only from L2, and stores are plain.
     cached: bool = True
+    # Without ``pipelined``: copy the next tile of A, not its rows of B (DTC-SpMM's pipeline).
     ahead: bool = False
 
 

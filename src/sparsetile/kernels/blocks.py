@@ -13,18 +13,9 @@ from sparsetile.kernels.params import OPERANDS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "BLOCK_THREADS",
-    "LOOPS",
-    "MAX_TRANSPOSED",
-    "OUTSIDE",
-    "SPMM_BLOCK",
-    "TRANSPOSE_BLOCK",
-    "TRANSPOSE_THREADS",
-    "UNSORTED",
-    "block_config",
-    "block_lanes",
-    "transpose_config",
-]
+    "BLOCK_THREADS", "LOOPS", "MAX_TRANSPOSED", "OUTSIDE", "SPMM_BLOCK", "TRANSPOSE_BLOCK",
+    "TRANSPOSE_THREADS", "UNSORTED", "block_config", "block_lanes", "transpose_config",
+]  # fmt: skip
 
 # Bits of the first product's findings: an edge names no row or column, rows do not ascend, an edge
 # leads from a node to itself.

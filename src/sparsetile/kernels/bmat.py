@@ -18,25 +18,10 @@ from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "BITS",
-    "ELEMENTS",
-    "LADDER",
-    "PIECE_BYTES",
-    "PIPES",
-    "REDO_BMAT",
-    "SPMM_BMAT",
-    "STACKED_PIPES",
-    "STEP",
-    "WIDTHS",
-    "Pipe",
-    "bmat_config",
-    "choose_pipe",
-    "redo_bmat_config",
-    "redo_units",
-    "row_pieces",
-    "slab_width",
-    "widest_slab",
-]
+    "BITS", "ELEMENTS", "LADDER", "PIECE_BYTES", "PIPES", "REDO_BMAT", "SPMM_BMAT", "STACKED_PIPES",
+    "STEP", "WIDTHS", "Pipe", "bmat_config", "choose_pipe", "redo_bmat_config", "redo_units",
+    "row_pieces", "slab_width", "widest_slab",
+]  # fmt: skip
 
 # Bytes of a row of B that a consumer takes at once.
 PIECE_BYTES = 128
@@ -49,40 +34,23 @@ TILE_ROWS, TILE_CELLS, BITMAP_BYTES, PAD_BYTES = 8, 128, 16, 16
 
 @dataclass(frozen=True)
 class Pipe:
-    """How a thread block moves and multiplies.
+    """How a thread block moves and multiplies."""
 
-    Attributes
-    ----------
-    pieces, consumers : int
-        Pieces of 128 bytes of a row per consumer warp, and consumer warps: their product is the
-        widest slab.
-    producers : int
-        Warps that issue copies.
-    stages, step_tiles : int
-        Stages of the ring, and tiles of each.
-    blocks : int
-        Thread blocks per SM.
-    bulk : bool
-        Bulk copies; otherwise loads and stores of threads.
-    dense : bool
-        A's tiles as whole operands instead of bits and packed values.
-    stack : int
-        Parts of sixteen rows of a window.
-    hand_over : bool
-        Whether producers and consumers wait for each other; without, C is wrong. Only for
-        measuring the overlap.
-    """
-
+    # pieces, consumers: pieces of 128 bytes of a row per consumer warp, and consumer warps: their
+    # product is the widest slab.
     pieces: int
     consumers: int
-    producers: int
+    producers: int  # warps that issue copies
+    # stages, step_tiles: stages of the ring, and tiles of each.
     stages: int
-    blocks: int
+    blocks: int  # thread blocks per SM
     step_tiles: int = STEP
-    bulk: bool = True
-    dense: bool = False
+    bulk: bool = True  # bulk copies; otherwise loads and stores of threads
+    dense: bool = False  # A's tiles as whole operands instead of bits and packed values
+    # Whether producers and consumers wait for each other; without, C is wrong. Only for measuring
+    # the overlap.
     hand_over: bool = True
-    stack: int = 1
+    stack: int = 1  # parts of sixteen rows of a window
 
     @property
     def width(self) -> int:
@@ -184,13 +152,7 @@ def widest_slab(dtype: torch.dtype, stack: int = 1) -> int:
 
 
 def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stack: int = 1) -> Pipe:
-    """Return the narrowest pipeline for slabs of ``width`` pieces and windows of 16 ``stack`` rows.
-
-    Raises
-    ------
-    ValueError
-        No pipeline is that wide.
-    """
+    """Return the narrowest pipeline for slabs of ``width`` pieces, windows of 16 ``stack`` rows."""
     table = PIPES if stack == 1 else STACKED_PIPES
     widest = widest_slab(dtype, stack)
     if width > widest:
@@ -200,11 +162,7 @@ def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stac
 
 
 def bmat_config(
-    dtype: torch.dtype,
-    pipe: Pipe,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, pipe: Pipe, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_bmat.cu``."""
     return {
@@ -235,11 +193,7 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 
 def redo_bmat_config(
-    dtype: torch.dtype,
-    pipe: Pipe,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, pipe: Pipe, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``redo_bmat.cu``, which recomputes non-finite results."""
     return {
@@ -264,21 +218,17 @@ def _redo_configs() -> Iterator[dict[str, ConfigValue]]:
 # Both kernels take the same struct, so that one set of values serves both launches.
 _PARAMS = ParamStruct.of(
     pointer("items", "const int*", "eight each: balance/cobalance.py; first value is the seventh"),
-    pointer("first_items", "const int*", "first item of each thread block, and the end"),
-    *OPERANDS,
+    pointer("first_items", "const int*", "first item of each thread block, and the end"), *OPERANDS,
     pointer("window_tile_ptr", "const int*"),
     pointer("pair_values", "const int*", "first packed value of every second tile"),
     pointer("columns", "const int*", "eight a tile, -1: none"),
     pointer("bitmaps", "const uint4*", "one a tile"),
     pointer("values", "const E::Storage*", "packed, or dense operands; null for a pattern"),
-    *STRIDES,
-    *TREE,
+    *STRIDES, *TREE,
     pointer("redo", "int*", "flags of units (bmat_windows.cuh), all zero; null: none is launched"),
-    *POSITIONS,
-    *EPILOGUE,
-    i32("slab_pieces", "pieces of 128 bytes of a row in a slab; items may name more"),
-    i32("n"),
-)
+    *POSITIONS, *EPILOGUE,
+    i32("slab_pieces", "pieces of 128 bytes of a row in a slab; items may name more"), i32("n"),
+)  # fmt: skip
 SPMM_BMAT = KernelSpec(
     file="windows/spmm_bmat.cu",
     params=_PARAMS,

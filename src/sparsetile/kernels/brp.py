@@ -14,14 +14,7 @@ import torch
 from sparsetile.jit.params import ParamStruct, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import out_dtypes
-from sparsetile.kernels.rstile import (
-    ELEMENTS,
-    ROWS,
-    WINDOWS,
-    Slabs,
-    choose_slabs,
-    rstile_config,
-)
+from sparsetile.kernels.rstile import ELEMENTS, ROWS, WINDOWS, Slabs, choose_slabs, rstile_config
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = ["ATOMIC_FIXED", "FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]

@@ -10,16 +10,8 @@ from sparsetile.kernels.stages import stage_configs
 
 __all__ = ["PACK_BUNDLES", "Stage"]
 
-
-class Stage(IntEnum):
-    """The steps of the kernel, in the order of the launches."""
-
-    POSITIONS = 0
-    FRESH = 1
-    WINDOWS = 2
-    ROWS = 3
-    ENTRIES = 4
-
+# The steps of the kernel, in the order of the launches.
+Stage = IntEnum("Stage", "POSITIONS FRESH WINDOWS ROWS ENTRIES", start=0)
 
 PACK_BUNDLES = KernelSpec(
     file="pack/pack_bundles.cu",

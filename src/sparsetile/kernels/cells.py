@@ -10,17 +10,8 @@ from sparsetile.kernels.stages import stage_configs
 
 __all__ = ["PACK_CELLS", "Stage"]
 
-
-class Stage(IntEnum):
-    """The steps of the kernel, in the order of the launches."""
-
-    KEYS = 0
-    HEADS = 1
-    TILES = 2
-    BITS = 3
-    COUNTS = 4
-    ENTRIES = 5
-
+# The steps of the kernel, in the order of the launches.
+Stage = IntEnum("Stage", "KEYS HEADS TILES BITS COUNTS ENTRIES", start=0)
 
 PACK_CELLS = KernelSpec(
     file="pack/pack_cells.cu",

@@ -18,15 +18,9 @@ from sparsetile.kernels.csr import ELEMENTS, vector_widths
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "COLUMN_DTYPES",
-    "COLUMN_LANES",
-    "COLUMN_THREADS",
-    "COLUMN_UNROLL",
-    "EPILOGUE_GRADIENT",
-    "ColumnGrid",
-    "column_grid",
-    "epilogue_gradient_config",
-]
+    "COLUMN_DTYPES", "COLUMN_LANES", "COLUMN_THREADS", "COLUMN_UNROLL", "EPILOGUE_GRADIENT",
+    "ColumnGrid", "column_grid", "epilogue_gradient_config",
+]  # fmt: skip
 
 COLUMN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 COLUMN_THREADS = 256

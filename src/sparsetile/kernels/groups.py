@@ -15,16 +15,8 @@ WINDOW_COUNTS = (
     "entries", "fresh", "pairs", "short_pairs", "slices_2", "slices_4", "slices_8",
 )  # fmt: skip
 
-
-class Stage(IntEnum):
-    """The steps of the kernel, in the order of the launches."""
-
-    COUNT = 0
-    ROWS = 1
-    SLICES = 2
-    GROUPS = 3
-    REST = 4
-
+# The steps of the kernel, in the order of the launches.
+Stage = IntEnum("Stage", "COUNT ROWS SLICES GROUPS REST", start=0)
 
 PACK_GROUPS = KernelSpec(
     file="pack/pack_groups.cu",

@@ -25,15 +25,9 @@ from sparsetile.kernels.params import BUNDLES, EPILOGUE, SECTIONS, STRIDES, TREE
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "COPY_DTYPE",
-    "COPY_THREADS",
-    "HALF_ROWS",
-    "SPMM_HALF",
-    "copy_config",
-    "copy_grid",
-    "copy_pitch",
-    "half_config",
-]
+    "COPY_DTYPE", "COPY_THREADS", "HALF_ROWS", "SPMM_HALF", "copy_config", "copy_grid",
+    "copy_pitch", "half_config",
+]  # fmt: skip
 
 # Type of the copy of B; tiles are those of a B of this type.
 COPY_DTYPE = torch.float16
@@ -77,7 +71,7 @@ def half_config(
     found = spmm_config(
         COPY_DTYPE, tile, weighted, out_dtype=torch.float32, bundles=bundles, shape=shape
     )
-    fixed = ("ELEMENT", "OUTPUT", "kExtremum", "kArgs", "kRepair", "kShared", "kHeads")
+    fixed = ("ELEMENT", "OUTPUT", "kParts", "kExtremum", "kArgs", "kRepair", "kShared", "kHeads")
     return {name: value for name, value in found.items() if name not in fixed}
 
 
@@ -108,27 +102,16 @@ _BUNDLES = tuple(
     for each in BUNDLES
 )
 _PARAMS = ParamStruct.of(
-    pointer("items", "const int4*"),
-    pointer("columns", "const int*"),
-    pointer("values", "const V::Storage*"),
-    pointer("b", "const float*", "B itself"),
-    pointer("c", "Out::Storage*"),
-    pointer("copy", "E::Storage*", "[k, pitch]"),
+    pointer("items", "const int4*"), pointer("columns", "const int*"),
+    pointer("values", "const V::Storage*"), pointer("b", "const float*", "B itself"),
+    pointer("c", "Out::Storage*"), pointer("copy", "E::Storage*", "[k, pitch]"),
     pointer("scales", "float*", "[k]; 0: the copy cannot hold the row"),
     pointer("unfit", "const int*", "[1] of bundles: not 0 if values are too large or small"),
-    *_BUNDLES,
-    i64("wide_row_bytes", "of b"),
-    *STRIDES,
-    *TREE,
-    *EPILOGUE,
-    *SECTIONS,
-    i32("k"),
-    i32("n"),
-    i32("pitch", "elements of a row of the copy"),
-    i32("slabs"),
+    *_BUNDLES, i64("wide_row_bytes", "of b"), *STRIDES, *TREE, *EPILOGUE, *SECTIONS, i32("k"),
+    i32("n"), i32("pitch", "elements of a row of the copy"), i32("slabs"),
     i32("slab_fast", "grid.x counts slabs within blocks of items"),
     i32("early", "let the next kernel start as soon as all blocks are running"),
-)
+)  # fmt: skip
 SPMM_HALF = KernelSpec(
     file="rows/spmm_half.cu", params=_PARAMS, configs=_half_configs, shared_memory=True
 )

@@ -15,16 +15,9 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "EIGHT_UNIT",
-    "FEW_COLUMNS",
-    "FEW_TOKENS",
-    "FEW_TYPES",
-    "FEW_UNITS",
-    "LINEAR_FEW",
-    "FewTile",
-    "choose_few_tile",
-    "few_config",
-]
+    "EIGHT_UNIT", "FEW_COLUMNS", "FEW_TOKENS", "FEW_TYPES", "FEW_UNITS", "LINEAR_FEW", "FewTile",
+    "choose_few_tile", "few_config",
+]  # fmt: skip
 
 # Most tokens of the kernel: two instructions' worth.
 FEW_TOKENS = 16

@@ -13,14 +13,8 @@ from sparsetile.kernels.csr import ELEMENTS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "GRADIENT",
-    "NORMALISE",
-    "NORMALISE_THREADS",
-    "PULLS",
-    "SCALES",
-    "VALUES",
-    "normalise_config",
-]
+    "GRADIENT", "NORMALISE", "NORMALISE_THREADS", "PULLS", "SCALES", "VALUES", "normalise_config",
+]  # fmt: skip
 
 # Stages, in the order of the kernel's list.
 SCALES, VALUES, PULLS, GRADIENT = range(4)

@@ -9,21 +9,11 @@ from __future__ import annotations
 from sparsetile.jit.params import f64, i32, i32_array, i64, pointer
 
 __all__ = [
-    "BUNDLES",
-    "EPILOGUE",
-    "OPERANDS",
-    "PARTIALS",
-    "POSITIONS",
-    "SECTIONS",
-    "STRIDES",
-    "TREE",
-]
+    "BUNDLES", "EPILOGUE", "OPERANDS", "PARTIALS", "POSITIONS", "SECTIONS", "STRIDES", "TREE",
+]  # fmt: skip
 
 # Neighbours, so that a prepared launch writes both at once.
-OPERANDS = (
-    pointer("b", "const E::Storage*"),
-    pointer("c", "Out::Storage*"),
-)
+OPERANDS = (pointer("b", "const E::Storage*"), pointer("c", "Out::Storage*"))
 STRIDES = (
     i64("b_row_bytes"),
     i64("c_row_stride", "in elements, as the strides of batches"),
@@ -54,10 +44,7 @@ EPILOGUE = (
     i32("relu"),
 )
 # Partial sums of units of work that were split, one slot each.
-PARTIALS = (
-    pointer("partials", "char*", "[batch][slab][slot]"),
-    i32("slot_count"),
-)
+PARTIALS = (pointer("partials", "char*", "[batch][slab][slot]"), i32("slot_count"))
 # The tree that adds them up (tree.cuh).
 TREE = (
     pointer("parent_of_slot", "const int*"),
@@ -67,7 +54,4 @@ TREE = (
     i32("node_count"),
 )
 # End of each of the five sections of the item list (segment.cuh).
-SECTIONS = (
-    i32_array("item_end", 5, "in items"),
-    i32_array("block_end", 5, "in thread blocks"),
-)
+SECTIONS = (i32_array("item_end", 5, "in items"), i32_array("block_end", 5, "in thread blocks"))

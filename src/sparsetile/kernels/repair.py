@@ -14,13 +14,9 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "REDO_BLOCKS",
-    "REDO_THREADS",
-    "REPAIR_BLOCKS",
-    "REPAIR_STRIDED",
-    "REPAIR_THREADS",
+    "REDO_BLOCKS", "REDO_THREADS", "REPAIR_BLOCKS", "REPAIR_STRIDED", "REPAIR_THREADS",
     "repair_config",
-]
+]  # fmt: skip
 
 REPAIR_THREADS = 256
 # Thread blocks per SM: enough to hide the loads, and few to start if nothing is spoilt.

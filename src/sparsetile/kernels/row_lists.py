@@ -17,16 +17,8 @@ CLASSES = ("cut", "shared", "wide bundle", "wide row", "bundle", "row")
 # total; windows that share columns, their entries, their distinct columns.
 TALLY = 2 + len(LENGTHS) + 1 + 2 * len(LENGTHS) + 3
 
-
-class Stage(IntEnum):
-    """The steps of the kernel."""
-
-    COUNT = 0
-    CLASSES = 1
-    ARRANGE = 2
-    ITEMS = 3
-    HEADS = 4
-
+# The steps of the kernel.
+Stage = IntEnum("Stage", "COUNT CLASSES ARRANGE ITEMS HEADS", start=0)
 
 LIST_ROWS = KernelSpec(
     file="pack/list_rows.cu",

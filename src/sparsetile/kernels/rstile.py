@@ -24,15 +24,9 @@ from sparsetile.kernels.params import (
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "ELEMENTS",
-    "ROWS",
-    "SPMM_RSTILE",
-    "THREADS",
-    "WINDOWS",
-    "Slabs",
-    "choose_slabs",
+    "ELEMENTS", "ROWS", "SPMM_RSTILE", "THREADS", "WINDOWS", "Slabs", "choose_slabs",
     "rstile_config",
-]
+]  # fmt: skip
 
 THREADS = 128
 WARPS = THREADS // 32
@@ -49,21 +43,11 @@ _MIN_BLOCKS = {32: 5, 64: 5, 128: 4}
 
 @dataclass(frozen=True)
 class Slabs:
-    """The distribution of the columns of B.
+    """The distribution of the columns of B."""
 
-    Attributes
-    ----------
-    columns : int
-        Columns of a warp on windows.
-    shift : int
-        2**shift neighbouring slabs make a group, which a row of the grid covers.
-    rows : RowTile
-        Columns of a group of lanes on rows.
-    """
-
-    columns: int
-    shift: int
-    rows: RowTile
+    columns: int  # columns of a warp on windows
+    shift: int  # 2**shift neighbouring slabs make a group, which a row of the grid covers
+    rows: RowTile  # columns of a group of lanes on rows
 
     @property
     def group(self) -> int:

@@ -16,30 +16,17 @@ __all__ = ["KernelSpec"]
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel file.
+    """One kernel file."""
 
-    Attributes
-    ----------
-    file : str
-        The ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``.
-    params : ParamStruct
-        Fields of the kernel's only parameter.
-    configs : callable
-        Yields every configuration that the library may use; the tests compile them all.
-    architectures : tuple of str
-        Targets the kernel is written for; empty means all from sm_80 on.
-    allowed_spills : int
-        Most bytes of register spills of any configuration, known and explained.
-    shared_memory : bool
-        Whether the kernel uses shared memory.
-    """
-
-    file: str
-    params: ParamStruct
+    file: str  # the ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``
+    params: ParamStruct  # fields of the kernel's only parameter
+    # Yields every configuration that the library may use; the tests compile them all.
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
+    # Targets the kernel is written for; empty means all from sm_80 on.
     architectures: tuple[str, ...] = ()
+    # Most bytes of register spills of any configuration, known and explained.
     allowed_spills: int = 0
-    shared_memory: bool = False
+    shared_memory: bool = False  # whether the kernel uses shared memory
 
     @property
     def name(self) -> str:

@@ -18,30 +18,11 @@ from sparsetile.kernels.repair import REDO_BLOCKS, REDO_THREADS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "ELEMENTS",
-    "HEIGHTS",
-    "JOIN_COLUMNS",
-    "JOIN_PARTS",
-    "JOIN_WCSR",
-    "REDO_WCSR",
-    "REDO_WINDOWS",
-    "SPMM_WCSR",
-    "STAGED_COLUMNS",
-    "STRIP",
-    "TILE",
-    "WINDOW_REDO_THREADS",
-    "JoinTile",
-    "WindowTile",
-    "choose_join_tile",
-    "choose_window_tile",
-    "join_config",
-    "join_tiles",
-    "redo_wcsr_config",
-    "redo_windows_config",
-    "redo_windows_pays",
-    "wcsr_config",
-    "window_tiles",
-]
+    "ELEMENTS", "HEIGHTS", "JOIN_COLUMNS", "JOIN_PARTS", "JOIN_WCSR", "REDO_WCSR", "REDO_WINDOWS",
+    "SPMM_WCSR", "STAGED_COLUMNS", "STRIP", "TILE", "WINDOW_REDO_THREADS", "JoinTile", "WindowTile",
+    "choose_join_tile", "choose_window_tile", "join_config", "join_tiles", "redo_wcsr_config",
+    "redo_windows_config", "redo_windows_pays", "wcsr_config", "window_tiles",
+]  # fmt: skip
 
 # Rows of a window, and columns of C that a thread block makes of it.
 HEIGHTS = (64,)
@@ -127,11 +108,7 @@ def choose_window_tile(height: int, n: int) -> WindowTile:
 
 
 def wcsr_config(
-    dtype: torch.dtype,
-    tile: WindowTile,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, tile: WindowTile, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_wcsr.cu``."""
     return {
@@ -185,11 +162,7 @@ def choose_join_tile(tile: WindowTile, cuts: int, slots: int) -> JoinTile:
 
 
 def join_config(
-    dtype: torch.dtype,
-    join: JoinTile,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, join: JoinTile, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``join_wcsr.cu``, which adds up the product's pieces."""
     return {
@@ -202,11 +175,7 @@ def join_config(
 
 
 def redo_wcsr_config(
-    dtype: torch.dtype,
-    tile: WindowTile,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, tile: WindowTile, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``redo_wcsr.cu``, which recomputes non-finite results."""
     return {
@@ -228,11 +197,7 @@ def redo_windows_pays(dtype: torch.dtype, tile: WindowTile, share: float, longes
 
 
 def redo_windows_config(
-    dtype: torch.dtype,
-    tile: WindowTile,
-    weighted: bool,
-    *,
-    out_dtype: torch.dtype | None = None,
+    dtype: torch.dtype, tile: WindowTile, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
     """Constants of ``redo_windows.cu``, which does so a window at a time; only wide tiles."""
     config = redo_wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
@@ -244,20 +209,15 @@ def redo_windows_config(
 _PARAMS = ParamStruct.of(
     pointer("items", "const int4*", "window, first tile, end, slot of a piece or -1"),
     pointer("first_items", "const int*", "first item of each thread block, and the end"),
-    pointer("cuts", "const int4*", "windows in pieces: window, first slot, slots, 0"),
-    *OPERANDS,
+    pointer("cuts", "const int4*", "windows in pieces: window, first slot, slots, 0"), *OPERANDS,
     pointer("window_row_ptr", "const int*"),
     pointer("strip_value_ptr", "const int*", "first value of 16 rows of a tile, [4 tiles + 1]"),
     pointer("columns", "const int*", "of a tile, in the order 0 2 4 6 1 3 5 7"),
     pointer("bitmaps", "const u64*"),
-    pointer("values", "const E::Storage*", "packed; null for a pattern"),
-    *STRIDES,
-    *PARTIALS,
+    pointer("values", "const E::Storage*", "packed; null for a pattern"), *STRIDES, *PARTIALS,
     pointer("redo", "int*", "flags of units (wcsr.cuh), all zero; null: no launch that reads them"),
-    *POSITIONS,
-    *EPILOGUE,
-    i32("n"),
-)
+    *POSITIONS, *EPILOGUE, i32("n"),
+)  # fmt: skip
 SPMM_WCSR = KernelSpec(
     file="windows/spmm_wcsr.cu",
     params=_PARAMS,

@@ -25,14 +25,8 @@ from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 from sparsetile.launch.kept import KeptLaunches, kind_of
 
 __all__ = [
-    "Bindable",
-    "BoundLinear",
-    "BoundProduct",
-    "Prepared",
-    "Scratch",
-    "Step",
-    "prepare_steps",
-]
+    "Bindable", "BoundLinear", "BoundProduct", "Prepared", "Scratch", "Step", "prepare_steps",
+]  # fmt: skip
 
 
 class Bindable(Protocol):
@@ -41,13 +35,9 @@ class Bindable(Protocol):
     rows: int
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launches for matrices like B; None if they need copies.
 
         Of an epilogue that is not plain, mean and ReLU are as given; each launch brings its own
@@ -55,37 +45,23 @@ class Bindable(Protocol):
         """
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         """Multiply operands of any strides and batches."""
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory in which the pieces of cut work meet (``jit.workspace``).
+    """Memory in which the pieces of cut work meet (``jit.workspace``)."""
 
-    Attributes
-    ----------
-    bytes, counters : int
-        Of partial sums, and counters of those that have arrived.
-    partials, arrivals : mapping of str to int
-        Parameters that are addresses in the first and in the second, and how many bytes behind its
-        beginning.
-    owned : bool
-        Whether a second launch reads what the first leaves: no other thread's may come between.
-    """
-
-    bytes: int
-    counters: int
+    bytes: int  # of partial sums
+    counters: int  # of those that have arrived
+    # Parameters that are addresses in the first and in the second, and how many bytes behind its
+    # beginning.
     partials: Mapping[str, int] = field(default_factory=lambda: {"partials": 0})
     arrivals: Mapping[str, int] = field(default_factory=lambda: {"arrivals": 0})
-    owned: bool = False
+    owned: bool = False  # a second launch reads what the first leaves: no other thread between
 
 
 _Launches = Sequence[Callable[..., None]]
@@ -130,12 +106,9 @@ class Step:
 
 
 def prepare_steps(
-    steps: Sequence[Step],
-    params: Mapping[str, Any],
-    epilogue: Epilogue,
-    device: int,
+    steps: Sequence[Step], params: Mapping[str, Any], epilogue: Epilogue, device: int,
     needed: Scratch | None = None,
-) -> Sequence[Prepared]:
+) -> Sequence[Prepared]:  # fmt: skip
     """Return the launches of all steps, which take the same parameters, in their order."""
     patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
     rare = () if needed is None else (*needed.partials, *needed.arrivals)
@@ -241,12 +214,8 @@ class BoundProduct(_Reader):
     """A product bound to a plan's tensors. Operands that need copies take ``spmm``."""
 
     def __init__(
-        self,
-        runner: Bindable,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-    ) -> None:
+        self, runner: Bindable, tensors: Tensors, values: Tensor | None, packed: Tensors | None,
+    ) -> None:  # fmt: skip
         read = (*tensors.values(), values, *(packed or {}).values())
         super().__init__(next(iter(tensors.values())).device.index, read)
         self._runner = runner

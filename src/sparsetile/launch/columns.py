@@ -28,13 +28,9 @@ __all__ = ["ColumnLaunch", "epilogue_gradient", "prepare_changing", "takes_epilo
 
 
 def prepare_changing(
-    spec: KernelSpec,
-    config: dict[str, ConfigValue],
-    device: int,
-    grid: tuple[int, int, int],
-    threads: int,
-    constants: dict[str, Any],
-) -> Callable[..., None]:
+    spec: KernelSpec, config: dict[str, ConfigValue], device: int, grid: tuple[int, int, int],
+    threads: int, constants: dict[str, Any],
+) -> Callable[..., None]:  # fmt: skip
     """Return a launch that takes the stream, then every address and the slope as fields come."""
     changing = [field.name for field in spec.params.fields if field.letter in "Qd"]
     params = {**dict.fromkeys(changing, 0), **constants}
@@ -45,14 +41,9 @@ class ColumnLaunch:
     """A kernel whose last two addresses are the scratch memory in which its blocks' sums meet."""
 
     def __init__(
-        self,
-        spec: KernelSpec,
-        config: dict[str, ConfigValue],
-        device: int,
-        grid: ColumnGrid,
-        needed: tuple[int, int],
-        constants: dict[str, Any],
-    ) -> None:
+        self, spec: KernelSpec, config: dict[str, ConfigValue], device: int, grid: ColumnGrid,
+        needed: tuple[int, int], constants: dict[str, Any],
+    ) -> None:  # fmt: skip
         blocks = (grid.chunks, grid.slabs, 1)
         self._launch = prepare_changing(spec, config, device, blocks, COLUMN_THREADS, constants)
         self._device, self._needed = device, needed
@@ -97,12 +88,7 @@ def _launch_of(key: tuple[Any, ...]) -> ColumnLaunch:
 def epilogue_gradient(grad: Tensor, C: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the gradient before ReLU, and the float32 sums of its columns: the bias's gradient.
 
-    Parameters
-    ----------
-    grad : Tensor [M, N]
-        Of C; see :func:`takes_epilogue_gradient`.
-    C : Tensor [M, N] or None
-        The product after ReLU; None if there was none: ``grad`` itself is returned then.
+    ``C`` is the product after ReLU; None if there was none: ``grad`` itself is returned then.
     """
     device = grad.device.index
     if current_device() != device:

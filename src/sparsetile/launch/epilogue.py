@@ -14,24 +14,17 @@ def epilogue_params(epilogue: Epilogue) -> dict[str, int | float]:
     """Return the fields of a kernel's parameters that say what happens to a sum."""
     bias = epilogue.bias
     return {
-        "bias": 0 if bias is None else bias.data_ptr(),
-        "alpha": epilogue.alpha,
-        "beta": epilogue.beta,
-        "epilogue": not epilogue.plain,
-        "mean": epilogue.mean,
+        "bias": 0 if bias is None else bias.data_ptr(), "alpha": epilogue.alpha,
+        "beta": epilogue.beta, "epilogue": not epilogue.plain, "mean": epilogue.mean,
         "relu": epilogue.relu,
-    }
+    }  # fmt: skip
 
 
 def apply_epilogue(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilogue) -> None:
     """Write ``relu(alpha · product [/ row length] + beta · out + bias)`` into ``out``.
 
-    Parameters
-    ----------
-    product, out : Tensor [..., M, N]
-        The product should be in the type of its sums: only the result is rounded.
-    indptr : Tensor int64 [M+1]
-        Row pointers, for the mean; empty rows stay 0.
+    The product should be in the type of its sums: only the result is rounded. Row pointers are for
+    the mean; empty rows stay 0.
     """
     if epilogue.mean:
         lengths = torch.clamp(indptr[1:] - indptr[:-1], min=1).to(product.dtype)

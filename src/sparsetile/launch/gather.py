@@ -27,14 +27,8 @@ def gathers(B: Tensor, out: Tensor) -> bool:
 
 
 def gather_rows(B: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Write ``B[rows]`` into ``out``; see :func:`gathers`.
-
-    Parameters
-    ----------
-    B : Tensor [K, N]
-    rows : Tensor [count] of int32
-        Contiguous, on B's device, each from 0 to K - 1.
-    out : Tensor [count, N]
+    """Write ``B[rows]`` into ``out``; see :func:`gathers`. ``rows`` are int32, contiguous, on B's
+    device, each from 0 to K - 1.
     """
     size, device = B.element_size(), B.device.index
     words = B.shape[1] * size // WORD

@@ -10,19 +10,9 @@ from sparsetile.core.errors import value_error
 from sparsetile.kernels.csr import vector_width
 
 __all__ = [
-    "ACCESS_BYTES",
-    "MAX_BLOCKS",
-    "MAX_SCRATCH",
-    "MAX_SLABS",
-    "Geometry",
-    "aligned",
-    "batch_count",
-    "batch_pieces",
-    "padded_like",
-    "reachable",
-    "stride_params",
-    "within_reach",
-]
+    "ACCESS_BYTES", "MAX_BLOCKS", "MAX_SCRATCH", "MAX_SLABS", "Geometry", "aligned", "batch_count",
+    "batch_pieces", "padded_like", "reachable", "stride_params", "within_reach",
+]  # fmt: skip
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.
 MAX_BATCHES = 65535
@@ -84,27 +74,14 @@ def padded_like(matrix: Tensor, columns: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Geometry:
-    """One launch's operands.
+    """One launch's operands."""
 
-    Attributes
-    ----------
-    n, batches : int
-        Columns of B and matrices in it.
-    strides : tuple of int
-        Bytes from a row of B to the next; elements from a row of C, a matrix of B, a matrix of C.
-    vector : int
-        Elements that one access may move: every address and stride is a multiple of it.
-    b, c : int
-        Addresses.
-    device : int
-        CUDA device number.
-    """
-
-    n: int
+    n: int  # columns of B
     batches: int
+    # Bytes from a row of B to the next; elements from a row of C, a matrix of B, a matrix of C.
     strides: tuple[int, int, int, int]
-    vector: int
-    b: int
+    vector: int  # elements that one access may move: it divides every address and stride
+    b: int  # addresses
     c: int
     device: int
 

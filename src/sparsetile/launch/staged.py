@@ -47,15 +47,9 @@ def building_on(device: torch.device) -> Iterator[int]:
 class StagedKernel:
     """One matrix: the parameters that its launches share, and the tensors behind them.
 
-    Parameters
-    ----------
-    spec : KernelSpec
-        Has parameters ``stage`` and ``work``: elements of a stage, a thread each.
-    device : torch.device
-    index : int
-        Its number, as :func:`building_on` yields it.
-    **numbers : number or sequence of numbers
-        Parameters; all others are 0, or null.
+    ``spec`` has parameters ``stage`` and ``work``: elements of a stage, a thread each. ``index`` is
+    the device's, as :func:`building_on` yields it. ``numbers`` are parameters; all others are 0, or
+    null.
     """
 
     def __init__(

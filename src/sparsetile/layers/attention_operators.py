@@ -16,24 +16,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.launch.interface import Tensors
-from sparsetile.layers.gat import TERMS, Attention
-from sparsetile.layers.gat import attend as launch_forward
+from sparsetile.layers.gat import TERMS, attend_forward
 from sparsetile.layers.gat import attend_backward as launch_backward
+from sparsetile.layers.gat_launches import address
 from sparsetile.plan.modes import plain_call
 from sparsetile.plan.traced.flat import FlatPlan, parsed
 from sparsetile.plan.traced.operators import refuse_tangents
 
 __all__ = [
-    "attend",
-    "attend_backward",
-    "attend_gradients",
-    "bias_gradient",
-    "exact_rows",
-    "packed",
-    "transposed_rows",
-    "widened",
-    "widened_or_none",
-]
+    "attend", "attend_backward", "attend_gradients", "exact_rows", "packed", "transposed_rows",
+    "widened", "widened_or_none",
+]  # fmt: skip
 
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
 _LIB.define(
@@ -76,52 +69,45 @@ def packed(tensor: Tensor) -> Tensor:
 
 
 def attend(
-    tensors: Sequence[Tensor],
-    messages: Tensor,
-    of_source: Tensor,
-    of_target: Tensor | None,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    recipe: str,
-    slope: float,
+    tensors: Sequence[Tensor], messages: Tensor, of_source: Tensor, of_target: Tensor | None,
+    counts: Tensor | None, scales: Tensor | None, bias: Tensor | None, recipe: str, slope: float,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Sums of messages weighted by attention, with its terms and (``keep``) sums for gradients."""
     refuse_tangents(messages, of_source, of_target, bias)
     flat = parsed(recipe)
-    attention = Attention(
-        widened(of_source), widened_or_none(counts), widened_or_none(scales), slope
-    )
-    return launch_forward(
-        exact_rows(flat), flat.exact_tensors(tensors), attention, widened_or_none(of_target),
-        packed(messages), widened_or_none(bias), keep,
-    )  # fmt: skip
+    runner, messages, of_source = exact_rows(flat), packed(messages), widened(of_source)
+    of_target, bias = widened_or_none(of_target), widened_or_none(bias)
+    counts, scales = widened_or_none(counts), widened_or_none(scales)
+    rows, n, heads = runner.rows, messages.shape[1], of_source.shape[1]
+    out = messages.new_empty((rows, n))
+    # Plain sums and bent ones. The output cannot replace the plain ones: it may be rounded, have a
+    # bias, and be changed in place.
+    sums = of_source.new_empty((2 if keep else 0, rows, n))
+    terms = of_source.new_empty((rows, heads, TERMS))
+    if runner.plain.items:
+        attend_forward(
+            runner, flat.exact_tensors(tensors), heads, messages, out, bias, address(counts),
+            address(scales), slope, of_source.data_ptr(), address(of_target), terms.data_ptr(),
+            sums.data_ptr() if keep else 0,
+        )  # fmt: skip
+    return out, terms, sums
 
 
 def attend_backward(
-    tensors: Sequence[Tensor],
-    grad: Tensor,
-    messages: Tensor,
-    of_source: Tensor,
-    terms: Tensor,
-    sums: Tensor,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    recipe: str,
-    slope: float,
+    tensors: Sequence[Tensor], grad: Tensor, messages: Tensor, of_source: Tensor, terms: Tensor,
+    sums: Tensor, counts: Tensor | None, scales: Tensor | None, recipe: str, slope: float,
     sources: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of messages, of_source and of_target; the first two empty without ``sources``."""
     refuse_tangents(grad)
     flat = parsed(recipe)
-    attention = Attention(
-        widened(of_source), widened_or_none(counts), widened_or_none(scales), slope
-    )
-    transposed = transposed_rows(flat, tensors) if sources else None
+    counts, scales = widened_or_none(counts), widened_or_none(scales)
     return launch_backward(
-        exact_rows(flat), transposed, attention, terms, packed(sums), packed(messages), packed(grad)
-    )
+        exact_rows(flat), transposed_rows(flat, tensors) if sources else None, widened(of_source),
+        terms, packed(sums), packed(messages), packed(grad), address(counts), address(scales),
+        slope,
+    )  # fmt: skip
 
 
 def transposed_rows(flat: FlatPlan, tensors: Sequence[Tensor]) -> tuple[RowRunner, Tensors, Tensor]:
@@ -184,15 +170,9 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Te
 
 
 def attend_gradients(
-    tensors: list[Tensor],
-    grad: Tensor,
-    saved: Sequence[Tensor],
-    counts: Tensor | None,
-    scales: Tensor | None,
-    recipe: str,
-    slope: float,
-    wanted: tuple[bool, bool, bool],
-) -> Sequence[Tensor | None]:
+    tensors: list[Tensor], grad: Tensor, saved: Sequence[Tensor], counts: Tensor | None,
+    scales: Tensor | None, recipe: str, slope: float, wanted: tuple[bool, bool, bool],
+) -> Sequence[Tensor | None]:  # fmt: skip
     """Return the gradients of messages, of_source and of_target that are wanted.
 
     ``saved``: messages, of_source, terms and sums.
@@ -215,11 +195,6 @@ def attend_gradients(
     return [each if want else None for each, want in zip(found, wanted, strict=True)]
 
 
-def bias_gradient(grad: Tensor) -> Tensor:
-    """Return the sum over the targets, in float32."""
-    return grad.sum(0, dtype=torch.float32)
-
-
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     tensors, saved = saved[: ctx.count], saved[ctx.count :]
@@ -228,7 +203,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     _, for_messages, for_source, for_target, _, _, for_bias, *_ = ctx.needs_input_grad
     wanted = (for_messages, for_source, for_target)
     found = attend_gradients(tensors, grad, saved, counts, scales, ctx.recipe, ctx.slope, wanted)
-    d_bias = bias_gradient(grad) if for_bias else None
+    d_bias = grad.sum(0, dtype=torch.float32) if for_bias else None
     return [None] * ctx.count, *found, None, None, d_bias, None, None, None
 
 

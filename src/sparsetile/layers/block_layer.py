@@ -13,6 +13,7 @@ call, the copy is made for the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ __all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate", "work_of"]
 ACTIVATIONS = ("none", "relu", "silu", "swiglu")
 _HOPPER = (9, 0)
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+_Lists = tuple[Tensor, Tensor, Tensor]  # row_ptr, col_idx, work
 
 
 def activate(Y: Tensor, activation: str) -> Tensor:
@@ -63,8 +65,6 @@ class BlockLayer:
         self.size = size
         self._able: dict[Any, tuple[bool, bool]] = {}  # blocks, few
         self.few = FewTokens(size.rows, size.cols, size.blocks, size.unit)
-        self._pair: FewTokens | None = None
-        self._pair_runner: BCSRRunner | None = None
         self.runner = self._runner(size.rows, False) if size.unit == BLOCK else None
 
     def _runner(self, rows: int, paired: bool) -> BCSRRunner:
@@ -76,14 +76,18 @@ class BlockLayer:
         }  # fmt: skip
         return BCSRRunner(meta, None)
 
+    @functools.cached_property
+    def _pair(self) -> FewTokens:
+        size = self.size
+        return FewTokens(size.rows, size.cols, size.blocks, size.unit, paired=True)
+
+    @functools.cached_property
+    def _pair_runner(self) -> BCSRRunner:
+        return self._runner(self.size.rows // 2, True)
+
     def few_for(self, activation: str) -> FewTokens:
         """Return the kernel of few tokens; for a SwiGLU, the one that joins both halves."""
-        if activation != "swiglu":
-            return self.few
-        if self._pair is None:
-            size = self.size
-            self._pair = FewTokens(size.rows, size.cols, size.blocks, size.unit, paired=True)
-        return self._pair
+        return self._pair if activation == "swiglu" else self.few
 
     def runner_for(self, activation: str, dtype: torch.dtype) -> BCSRRunner | None:
         """Return the kernel of any number of tokens; for a SwiGLU in 16 bits it joins both halves.
@@ -92,8 +96,6 @@ class BlockLayer:
         """
         if activation != "swiglu" or dtype not in _SIXTEEN_BITS or self.runner is None:
             return self.runner
-        if self._pair_runner is None:
-            self._pair_runner = self._runner(self.size.rows // 2, True)
         return self._pair_runner
 
     def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
@@ -117,9 +119,8 @@ class BlockLayer:
         """Return the methods whose kernels support this number of tokens."""
         key = (dtype, device, torch.backends.cuda.matmul.allow_tf32)
         if key not in self._able:
-            self._able[key] = (
-                not self.reasons(dtype, device), not self.few.reasons(dtype, device)
-            )  # fmt: skip
+            able = not self.reasons(dtype, device), not self.few.reasons(dtype, device)
+            self._able[key] = able
         blocks, few = self._able[key]
         offered = ["blocks"] if blocks else []
         return (*offered, "few") if few and tokens <= FEW_TOKENS else tuple(offered)
@@ -129,10 +130,7 @@ class BlockLayer:
     ) -> str:
         """Return the method that is predicted to be fastest.
 
-        Parameters
-        ----------
-        dense : bool
-            Whether a dense copy of the weight may be used. It is used anyway if no kernel runs.
+        ``dense``: whether a dense copy of the weight may be used. It is, anyway, if no kernel runs.
         """
         offered = self.methods(tokens, dtype, device)
         if dense or not offered:
@@ -142,30 +140,20 @@ class BlockLayer:
         return choose_method(self.size, tokens, dtype.itemsize, bias, offered, machine(device))
 
     def run(
-        self,
-        lists: tuple[Tensor, Tensor, Tensor],
-        blocks: Tensor,
-        X: Tensor,
-        bias: Tensor | None,
-        dense: Tensor | None = None,
-        activation: str = "none",
-    ) -> Tensor:
-        """Return activation(X·Wᵀ + bias) on a GPU.
+        self, lists: _Lists, blocks: Tensor, X: Tensor, bias: Tensor | None,
+        dense: Tensor | None = None, activation: str = "none",
+    ) -> Tensor:  # fmt: skip
+        """Return activation(X·Wᵀ + bias) on a GPU, for X [tokens, columns] of any strides.
 
-        Parameters
-        ----------
-        lists : (row_ptr, col_idx, work)
-        X : Tensor [tokens, columns]
-            Of any strides.
-        dense : Tensor [rows, columns], optional
-            The same weight, dense, if it may be used.
+        ``dense`` is the same weight, if it may be used.
         """
         tokens, size = X.shape[0], self.size
         method = self.method(tokens, X.dtype, X.device, bias is not None, dense is not None)
         if method == "dense":
             if dense is None:
                 dense = dense_of_blocks(blocks, lists[0], lists[1], (size.rows, size.cols))
-            return activate(functional.linear(X, dense, _in_type(bias, X.dtype)), activation)
+            bias = None if bias is None else bias.to(X.dtype)
+            return activate(functional.linear(X, dense, bias), activation)
         if not tokens or not size.rows:
             return activate(X.new_empty((tokens, size.rows)), activation)
         wide = None if bias is None else bias.to(torch.float32).contiguous()
@@ -188,7 +176,7 @@ class BlockLayer:
         return activate(Y, activation) if activation == "swiglu" and runner is self.runner else Y
 
 
-def work_of(lists: tuple[Tensor, Tensor, Tensor], activation: str, dtype: torch.dtype) -> Tensor:
+def work_of(lists: _Lists, activation: str, dtype: torch.dtype) -> Tensor:
     """Return the work items of ``spmm_bcsr``: block rows, or pairs for a SwiGLU.
 
     A pair is a block row of the gate and the same one of up. Pairs with the most blocks come first.
@@ -204,13 +192,7 @@ def work_of(lists: tuple[Tensor, Tensor, Tensor], activation: str, dtype: torch.
     return items.transpose(0, 1).reshape(-1, 4).to(torch.int32).contiguous()
 
 
-def _in_type(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if bias is None else bias.to(dtype)
-
-
-def _runner_tensors(
-    lists: tuple[Tensor, Tensor, Tensor], activation: str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _runner_tensors(lists: _Lists, activation: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Name a pattern's lists as the runner does; it needs neither row order nor row pointers."""
     col_idx, work = lists[1], work_of(lists, activation, dtype)
     none = work.new_empty(0)
@@ -222,32 +204,15 @@ class BoundLayer:
 
     It keeps addresses: it sees what is written into the same memory; other tensors need another
     object. For 16 bits on a GPU. With ``exponents``, blocks are FP8 with these powers of two as
-    scales, x has type ``dtype``, and only ``few`` reads the blocks directly.
-
-    Parameters
-    ----------
-    dense : bool
-        Whether the caller has a dense copy of the weight if that is predicted to be faster.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of x.
-    device : torch.device
-        Of x.
+    scales, x has type ``dtype``, and only ``few`` reads the blocks directly. ``dense``: whether the
+    caller has a dense copy of the weight if that is predicted to be faster.
     """
 
     def __init__(
-        self,
-        layer: BlockLayer,
-        lists: tuple[Tensor, Tensor, Tensor],
-        blocks: Tensor,
-        bias: Tensor | None,
-        activation: str,
-        dtype: torch.dtype | None = None,
-        exponents: Tensor | None = None,
+        self, layer: BlockLayer, lists: _Lists, blocks: Tensor, bias: Tensor | None,
+        activation: str, dtype: torch.dtype | None = None, exponents: Tensor | None = None,
         dense: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._layer, self._blocks = layer, blocks
         self.dtype, self.device = dtype or blocks.dtype, blocks.device
         self._exponents, self._dense = exponents, dense
@@ -256,9 +221,7 @@ class BoundLayer:
         self._tensors = _runner_tensors(lists, activation, blocks.dtype)
         self._rows, self._cols = layer.size.rows, layer.size.cols
         self._index = blocks.device.index
-        wide = None
-        if bias is not None:
-            wide = bias.detach().to(torch.float32).resolve_neg().contiguous()
+        wide = None if bias is None else bias.detach().float().resolve_neg().contiguous()
         self._epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
         # By shape, strides and alignment of x: the launch and the sizes of Y, or None.
         self._launches = KeptLaunches[Kind, tuple[Callable[..., None], tuple[int, ...]] | None]()

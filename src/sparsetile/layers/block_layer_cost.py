@@ -44,60 +44,32 @@ _TYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}  # by byt
 
 @dataclass(frozen=True)
 class LayerRates:
-    """Constants of the model: seconds, or shares of a GPU's ceilings.
+    """Constants of the model: seconds, or shares of a GPU's ceilings."""
 
-    Attributes
-    ----------
-    few_fixed : float
-        Seconds of a launch that waits for memory twice.
-    few_weight, few_input : float
-        Rate of reading blocks, over DRAM's; of reading X, over L2's.
-    few_output : float
-        Seconds for each element of Y: warps add their sums and round.
-    few_bias : float
-        Seconds that a bias adds.
-    blocks_fixed : float
-        Seconds of launch, first copies and last store.
-    blocks_l2, blocks_dram, blocks_tensor : float
-        Rates of all SMs together, over L2's and DRAM's, and over a 32-bit product's flops.
-    block_wide, block_narrow : float
-        Seconds that a thread block of 256 or 128 columns takes for a block of 16 bits.
-    narrow_l2, narrow_dram : float
-        Rates over L2's at which thread blocks of 128 columns copy, if the weight stays in L2 and if
-        it does not.
-    item_fixed, item_bias : float
-        Seconds of an item beside its blocks, and that a bias adds to it.
-    dense_fixed, dense_near : float
-        Fixed seconds of a dense product that is bound by reading its weight: from DRAM, and if the
-        operands stay in L2.
-    dense_start : float
-        The same if its flops take longer.
-    dense_flops : float
-        Of 16 bits, over twice the 32-bit rate.
-    margin : float
-        How much faster than dense a method must be predicted to be.
-    """
-
-    few_fixed: float = 2.091e-6
-    few_weight: float = 1.013
-    few_input: float = 0.943
-    few_output: float = 6.112e-12
+    few_fixed: float = 2.091e-6  # a launch that waits for memory twice
+    few_weight: float = 1.013  # rate of reading blocks, over DRAM's
+    few_input: float = 0.943  # rate of reading X, over L2's
+    few_output: float = 6.112e-12  # for each element of Y: warps add their sums and round
     few_bias: float = 0.641e-6
-    blocks_fixed: float = 2.487e-6
+    blocks_fixed: float = 2.487e-6  # launch, first copies and last store
+    # Rates of all SMs together, over L2's and DRAM's, and over a 32-bit product's flops.
     blocks_l2: float = 0.98
     blocks_dram: float = 0.589
     blocks_tensor: float = 0.8
+    # A thread block of 256 or 128 columns, for a block of 16 bits.
     block_wide: float = 0.5385e-6
     block_narrow: float = 0.2347e-6
+    # Rates over L2's at which thread blocks of 128 columns copy: if the weight stays in L2, if not.
     narrow_l2: float = 0.6166
     narrow_dram: float = 0.4767
-    item_fixed: float = 0.3453e-6
-    item_bias: float = 0.651e-6
+    item_fixed: float = 0.3453e-6  # an item, beside its blocks
+    item_bias: float = 0.651e-6  # added to it by a bias
+    # Start of a dense product that is bound by its weight, from DRAM or L2, or else by its flops.
     dense_fixed: float = 7.283e-6
     dense_near: float = 6.2e-6
     dense_start: float = 0.9394e-6
-    dense_flops: float = 0.9739
-    margin: float = 1.03
+    dense_flops: float = 0.9739  # of 16 bits, over twice the 32-bit rate
+    margin: float = 1.03  # how much faster than dense a method must be predicted to be
 
 
 RATES = LayerRates()
@@ -169,12 +141,8 @@ def _blocks_seconds(
     once = item * (size.cells + tokens * (size.cols * met + size.rows))
     near = item * size.cells <= ceilings.l2_bytes
     rate = rates.blocks_l2 if wide else rates.narrow_l2 if near else rates.narrow_dram
-    seconds = max(
-        busiest,
-        tensor,
-        copied / (rate * ceilings.l2_gather),
-        once / (rates.blocks_dram * _memory_rate(once, ceilings)),
-    )
+    read = once / (rates.blocks_dram * _memory_rate(once, ceilings))
+    seconds = max(busiest, tensor, copied / (rate * ceilings.l2_gather), read)
     return rates.blocks_fixed + seconds + (rates.item_bias * rounds if bias else 0.0)
 
 
@@ -192,21 +160,12 @@ def _dense_seconds(
 
 
 def predict_methods(
-    size: LayerSize,
-    tokens: int,
-    item: int,
-    bias: bool,
-    ceilings: Machine,
+    size: LayerSize, tokens: int, item: int, bias: bool, ceilings: Machine,
     rates: LayerRates = RATES,
-) -> dict[str, float]:
-    """Return the seconds of each method: ``blocks``, ``few`` (of few tokens) and ``dense``.
+) -> dict[str, float]:  # fmt: skip
+    """Return the seconds of each method, for elements of ``item`` bytes.
 
     ``blocks`` and ``few`` are infinite if their kernels do not support the blocks or the tokens.
-
-    Parameters
-    ----------
-    item : int
-        Bytes of an element.
     """
     blocks = few = math.inf
     if size.unit == BLOCK:
@@ -219,14 +178,9 @@ def predict_methods(
 
 @functools.lru_cache(maxsize=65536)
 def choose_method(
-    size: LayerSize,
-    tokens: int,
-    item: int,
-    bias: bool,
-    methods: tuple[str, ...],
-    ceilings: Machine,
-    rates: LayerRates = RATES,
-) -> str:
+    size: LayerSize, tokens: int, item: int, bias: bool, methods: tuple[str, ...],
+    ceilings: Machine, rates: LayerRates = RATES,
+) -> str:  # fmt: skip
     """Return the fastest of ``methods``; dense unless another is clearly predicted to be faster."""
     seconds = predict_methods(size, tokens, item, bias, ceilings, rates)
     if "few" in methods and seconds["few"] < math.inf:

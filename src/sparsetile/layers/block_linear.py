@@ -42,13 +42,8 @@ from sparsetile.plan.traced.transforms import each_of_batch
 from sparsetile.reorder.permutation import positions
 
 __all__ = [
-    "block_layer",
-    "block_linear",
-    "block_outer",
-    "flat_pattern",
-    "layer_product",
-    "layer_recipe",
-]
+    "block_layer", "block_linear", "block_outer", "flat_pattern", "layer_product", "layer_recipe",
+]  # fmt: skip
 
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
 _LIB.define(
@@ -142,13 +137,9 @@ def linear_on_host(
 
 
 def block_linear(
-    X: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    dense: Tensor | None,
-    pattern: Sequence[Tensor],
-    recipe: str,
-) -> Tensor:
+    X: Tensor, blocks: Tensor, bias: Tensor | None, dense: Tensor | None,
+    pattern: Sequence[Tensor], recipe: str,
+) -> Tensor:  # fmt: skip
     """X·Wᵀ + bias for X [tokens, columns]. See the module's docstring."""
     layer = block_layer(recipe)
     with without_autocast(X.device):  # the caller has cast what it wants cast
@@ -165,26 +156,24 @@ def block_outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) ->
     and the kept blocks are copied from it.
     """
     with without_autocast(X.device):
-        return _outer(G, X, pattern, block_layer(recipe).size)
-
-
-def _outer(G: Tensor, X: Tensor, pattern: Sequence[Tensor], size: LayerSize) -> Tensor:
-    unit, count = size.unit, size.blocks
-    idx = pattern[1].long()
-    if X.device.type != "cpu":
-        rows = _block_rows(pattern)
-        grads, inputs = _padded(G, unit), _padded(X, unit)
+        size = block_layer(recipe).size
+        if X.device.type == "cpu":
+            return _outer_on_host(G, X, pattern, size)
+        grads, inputs = _padded(G, size.unit), _padded(X, size.unit)
         full = grads.flatten(1).mT @ inputs.flatten(1)
-        cells = full.reshape(grads.shape[1], unit, inputs.shape[1], unit).transpose(1, 2)
-        return cells[rows, idx].contiguous()
-    wide = _sum_type(X.dtype)
+        cells = full.reshape(grads.shape[1], size.unit, inputs.shape[1], size.unit).transpose(1, 2)
+        return cells[_block_rows(pattern), pattern[1].long()].contiguous()
+
+
+def _outer_on_host(G: Tensor, X: Tensor, pattern: Sequence[Tensor], size: LayerSize) -> Tensor:
+    """One product per block, or per block row if there are many tokens."""
+    unit, idx, wide = size.unit, pattern[1].long(), _sum_type(X.dtype)
     grads, inputs = _padded(G, unit).to(wide), _padded(X, unit).to(wide)
     if _small(X.shape[0], size):
         met = inputs.transpose(0, 1)[idx]
         return torch.bmm(grads.transpose(0, 1)[_block_rows(pattern)].mT, met).to(X.dtype)
-    made = X.new_empty((count, unit, unit))
-    ptr = pattern[0].tolist()
-    for row, (begin, end) in enumerate(itertools.pairwise(ptr)):
+    made = X.new_empty((size.blocks, unit, unit))
+    for row, (begin, end) in enumerate(itertools.pairwise(pattern[0].tolist())):
         if begin < end:
             met = inputs.index_select(1, idx[begin:end]).flatten(1)
             sums = grads[:, row].mT @ met
@@ -227,10 +216,8 @@ def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     dense = saved[ctx.count + 1] if ctx.dense else None
     d_X = d_blocks = d_bias = None
     if ctx.needs_input_grad[0]:
-        d_X = layer_product(
-            grad, _turned(blocks, pattern), None, None if dense is None else dense.mT,
-            _transposed(pattern), _transposed_recipe(ctx.recipe),
-        )  # fmt: skip
+        dense = None if dense is None else dense.mT
+        d_X = _transposed_product(grad, blocks, dense, pattern, ctx.recipe)
     if ctx.needs_input_grad[1]:
         d_blocks = _outer_product(grad, saved[-1], pattern, ctx.recipe)
     if ctx.needs_input_grad[2]:
@@ -255,14 +242,7 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         d_G = layer_product(X, grad, None, None, pattern, ctx.recipe)
     if ctx.needs_input_grad[1]:
-        d_X = layer_product(
-            G,
-            _turned(grad, pattern),
-            None,
-            None,
-            _transposed(pattern),
-            _transposed_recipe(ctx.recipe),
-        )
+        d_X = _transposed_product(G, grad, None, pattern, ctx.recipe)
     return d_G, d_X, [None] * ctx.count, None
 
 
@@ -389,17 +369,21 @@ def _beyond_operators() -> bool:
 
 
 def layer_product(
-    X: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    dense: Tensor | None,
-    pattern: Sequence[Tensor],
-    recipe: str,
-) -> Tensor:
+    X: Tensor, blocks: Tensor, bias: Tensor | None, dense: Tensor | None,
+    pattern: Sequence[Tensor], recipe: str,
+) -> Tensor:  # fmt: skip
     """X·Wᵀ + bias, also inside torch.func's transforms and in forward mode."""
     if _beyond_operators():
         return _linear(X, blocks, bias, _Frozen(pattern, recipe))
     return torch.ops.sparsetile.block_linear(X, blocks, bias, dense, pattern, recipe)
+
+
+def _transposed_product(
+    G: Tensor, blocks: Tensor, dense: Tensor | None, pattern: Sequence[Tensor], recipe: str
+) -> Tensor:
+    """G·W; ``dense`` is Wᵀ."""
+    other, size = _transposed(pattern), _transposed_recipe(recipe)
+    return layer_product(G, _turned(blocks, pattern), None, dense, other, size)
 
 
 def _outer_product(G: Tensor, X: Tensor, pattern: Sequence[Tensor], recipe: str) -> Tensor:

@@ -27,21 +27,12 @@ from sparsetile.jit.loader import (
     ensure_cuda_context,
     on_device,
 )
+from sparsetile.jit.source import ConfigValue
 from sparsetile.jit.workspace import unused_flag
-from sparsetile.kernels.blocks import (
-    BLOCK_THREADS,
-    LOOPS,
-    MAX_TRANSPOSED,
-    OUTSIDE,
-    SPMM_BLOCK,
-    TRANSPOSE_BLOCK,
-    TRANSPOSE_THREADS,
-    UNSORTED,
-    block_config,
-    block_lanes,
-    transpose_config,
-)
+from sparsetile.kernels import blocks as kernels
+from sparsetile.kernels.blocks import MAX_TRANSPOSED
 from sparsetile.kernels.csr import MAX_ACCESS_BYTES
+from sparsetile.kernels.spec import KernelSpec
 from sparsetile.launch.geometry import MAX_SLABS
 
 __all__ = ["MAX_WIDTH", "EdgeRows"]
@@ -55,29 +46,31 @@ _Launch = Callable[..., None]
 _launches: dict[tuple[Any, ...], _Launch] = {}
 
 
+def _prepared(
+    spec: KernelSpec, config: dict[str, ConfigValue], threads: int, device: int,
+    grid: tuple[int, int, int],
+) -> _Launch:  # fmt: skip
+    """Return a kernel's launch, a function of the stream and every parameter."""
+    fields = [field.name for field in spec.params.fields]
+    return spec.load(config, device).prepare(grid, threads, spec.params.zeros, fields).launch
+
+
 def _product_launch(device: int, dtype: torch.dtype, n: int, vector: int) -> _Launch:
-    """Return the launch of ``spmm_block``, a function of the stream and every parameter."""
-    key = (device, dtype, n, vector)
-    found = _launches.get(key)
-    if found is None:
-        lanes = block_lanes(n, vector)
-        kernel = SPMM_BLOCK.load(block_config(dtype, vector, lanes), device)
-        slabs = -(-max(n, 1) // (lanes * vector))
-        grid = (processors(torch.device("cuda", device)) * _BLOCKS, slabs, 1)
-        fields = [field.name for field in SPMM_BLOCK.params.fields]
-        prepared = kernel.prepare(grid, BLOCK_THREADS, SPMM_BLOCK.params.zeros, fields)
-        found = _launches[key] = prepared.launch
-    return found
+    """Return the launch of ``spmm_block``."""
+    lanes = kernels.block_lanes(n, vector)
+    slabs = -(-max(n, 1) // (lanes * vector))
+    grid = (processors(torch.device("cuda", device)) * _BLOCKS, slabs, 1)
+    config = kernels.block_config(dtype, vector, lanes)
+    made = _prepared(kernels.SPMM_BLOCK, config, kernels.BLOCK_THREADS, device, grid)
+    return _launches.setdefault((device, dtype, n, vector), made)
 
 
 def _transpose_launch(device: int) -> _Launch:
-    """The same for ``transpose_block``."""
+    """Return the launch of ``transpose_block``."""
     found = _launches.get((device,))
     if found is None:
-        kernel = TRANSPOSE_BLOCK.load(transpose_config(), device)
-        fields = [field.name for field in TRANSPOSE_BLOCK.params.fields]
-        zeros = TRANSPOSE_BLOCK.params.zeros
-        found = kernel.prepare((1, 1, 1), TRANSPOSE_THREADS, zeros, fields).launch
+        spec, config = kernels.TRANSPOSE_BLOCK, kernels.transpose_config()
+        found = _prepared(spec, config, kernels.TRANSPOSE_THREADS, device, (1, 1, 1))
         _launches[(device,)] = found
     return found
 
@@ -88,12 +81,9 @@ def _is_small(edges: int, count: int) -> bool:
 
 
 def _sorted(numbers: Tensor, first: int, edges: int, count: int) -> Tensor:
-    """Sort numbers below ``count`` in one launch; the sort is stable.
+    """Sort numbers below ``count`` from ``first`` on in one launch; the sort is stable.
 
-    Returns
-    -------
-    Tensor of int32
-        The numbers from ``first`` on, the old position of each, and the end of each of ``count``.
+    Returns the numbers, the old position of each, and the end of each of ``count``, int32.
     """
     made = numbers.new_empty(2 * edges + count)
     device, to = device_index(numbers.device), made.data_ptr()
@@ -107,37 +97,20 @@ def _sorted(numbers: Tensor, first: int, edges: int, count: int) -> Tensor:
 
 
 class EdgeRows:
-    """A[row, column] on a GPU.
+    """A[row, column] on a GPU. Made by :meth:`of_edges`.
 
-    Made by :meth:`of_edges`. Parts of its memory are kept as addresses: a view of a tensor costs
-    the host as much as half a launch.
-
-    Parameters
-    ----------
-    shape : (int, int)
-    edges : int
-        Entries.
-    memory : Tensor of int32
-        Rows of the entries, ascending, then their columns, or ``order``: the index of each column
-        in ``columns``. If this is not a transpose, space for the rows' lengths follows, which the
-        first product of means counts.
-    columns : Tensor of int32, optional
-        For a transpose: a tensor that begins with the rows of the original.
-    ends : int
-        Address of the int32 ends of the rows; 0 if they are unknown.
-    origin : EdgeRows, optional
-        What this is the transpose of.
+    Parts of its memory are kept as addresses: a view of a tensor costs the host as much as half a
+    launch. ``memory``, int32, has the rows of the entries, ascending, then their columns, or
+    ``order``: the index of each column in ``columns``. If this is not a transpose, space for the
+    rows' lengths follows, which the first product of means counts. For the transpose of ``origin``,
+    ``columns`` begins with the rows of the original. ``ends`` is the address of the int32 ends of
+    the rows; 0 if they are unknown.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int],
-        edges: int,
-        memory: Tensor,
-        columns: Tensor | None = None,
-        ends: int = 0,
-        origin: EdgeRows | None = None,
-    ) -> None:
+        self, shape: tuple[int, int], edges: int, memory: Tensor, columns: Tensor | None = None,
+        ends: int = 0, origin: EdgeRows | None = None,
+    ) -> None:  # fmt: skip
         self.shape, self.edges = shape, edges
         self._memory, self._others, self._ends = memory, columns, ends
         # Weak, so that no reference cycle delays freeing the memory.
@@ -154,16 +127,10 @@ class EdgeRows:
 
     @classmethod
     def of_edges(cls, edge_index: Tensor, by_target: bool, shape: tuple[int, int]) -> EdgeRows:
-        """Return edges as entries of rows. They are read by the first product.
+        """Return edges, int64 and at least one, as entries of rows ``edge_index[by_target]``.
 
-        Parameters
-        ----------
-        edge_index : Tensor of int64 [2, E]
-            At least one edge. Its memory is kept until the edges are read, but not the tensor:
-            caches keep a sampled graph for as long as the caller's tensor lives.
-        by_target : bool
-            Whether rows are in ``edge_index[1]``, else in ``edge_index[0]``.
-        shape : (int, int)
+        The first product reads them. Until then their memory is kept, but not the tensor: caches
+        keep a sampled graph for as long as the caller's tensor lives.
         """
         given = edge_index.contiguous()
         edges = given.shape[1]
@@ -210,14 +177,9 @@ class EdgeRows:
     ) -> Tensor | None:
         """Return relu(A·x + bias); None if an edge is outside the matrix.
 
-        Parameters
-        ----------
-        x : Tensor [columns, n]
-        scaled : {"", "rows", "columns"}
-            ``rows``: each row of A is divided by its entries: means. ``columns``, of a transpose:
-            each column is divided by the entries of that row of the original.
-        bias : Tensor [n], optional
-            In float64 for float64, else in float32.
+        ``scaled="rows"``: each row of A is divided by its entries: means. ``"columns"``, of a
+        transpose: each column is divided by the entries of that row of the original. The bias is in
+        float64 for float64, else in float32.
         """
         n, stride, at = x.shape[1], x.stride(0), x.data_ptr()
         if (n > 1 and x.stride(1) != 1) or at % MAX_ACCESS_BYTES:
@@ -225,7 +187,10 @@ class EdgeRows:
             stride, at = x.stride(0), x.data_ptr()
         size, rows, device = x.element_size(), self.shape[0], device_index(x.device)
         out = x.new_empty((rows, n))
-        divisors = self.transposed._counted_at() if scaled == "columns" else 0
+        divisors = 0
+        if scaled == "columns":
+            other = self.transposed
+            divisors = other._lengths_at or other.row_lengths().data_ptr()
         wide = MAX_ACCESS_BYTES // size
         vector = wide if n % wide == 0 and stride % wide == 0 else 1
         launch = _launches.get((device, x.dtype, n, vector))
@@ -259,10 +224,10 @@ class EdgeRows:
             self._lengths_at = self._lengths_at or lengths
             return out
         bits = int(found.item())
-        if bits & OUTSIDE:
+        if bits & kernels.OUTSIDE:
             return None
-        self.unread, self.has_loops = None, bool(bits & LOOPS)
-        if not bits & UNSORTED:
+        self.unread, self.has_loops = None, bool(bits & kernels.LOOPS)
+        if not bits & kernels.UNSORTED:
             self._lengths_at = lengths
             return out
         self._sort()
@@ -289,10 +254,6 @@ class EdgeRows:
                 self._lengths = row_pointers(self._halves()[0], self.shape[0]).diff().int()
                 self._lengths_at = self._lengths.data_ptr()
         return self._lengths
-
-    def _counted_at(self) -> int:
-        """Address of :meth:`row_lengths`."""
-        return self._lengths_at or self.row_lengths().data_ptr()
 
     @property
     def transposed(self) -> EdgeRows:

@@ -22,7 +22,6 @@ sources. ``gat_launches.py`` prepares the launches of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,113 +32,24 @@ from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import current_stream_handle, ensure_cuda_context, on_device
 from sparsetile.kernels.gat import GAT_DTYPES, GAT_SCORES, TERMS_THREADS, scores_config
 from sparsetile.launch.interface import Tensors
-from sparsetile.layers.gat_launches import (
-    address,
-    gather_launch,
-    group_grid,
-    scores_launch,
-    softmax_launch,
-    terms_launch,
-    vector_at,
-)
+from sparsetile.layers.gat_launches import address, group_grid, launch_of, vector_at
 
-__all__ = [
-    "GAT_DTYPES",
-    "TERMS",
-    "Attention",
-    "attend",
-    "attend_backward",
-    "attend_forward",
-    "node_scores",
-]
+__all__ = ["GAT_DTYPES", "TERMS", "attend_backward", "attend_forward", "node_scores"]
 
 # Numbers per target and head (gat.cuh).
 TERMS = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """The inputs of attention other than the pattern.
-
-    Attributes
-    ----------
-    of_source : Tensor of float32 [sources, heads]
-    counts : Tensor of float32 [entries] or None
-        Parallel edges that each entry stands for; one when None.
-    scales : Tensor of float32 [entries, heads] or None
-        Factors of messages that replace the counts: the sums of dropout's factors.
-    slope : float
-        Of the leaky ReLU below 0.
-    """
-
-    of_source: Tensor
-    counts: Tensor | None
-    scales: Tensor | None
-    slope: float
-
-
-def attend(
-    runner: RowRunner,
-    tensors: Tensors,
-    attention: Attention,
-    of_target: Tensor | None,
-    messages: Tensor,
-    bias: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of messages weighted by attention, bias added, and what gradients need.
-
-    Parameters
-    ----------
-    runner, tensors
-        A[target, source] as ``csr`` has built it.
-    of_target : Tensor of float32 [targets, heads], optional
-    messages : Tensor [sources, heads · width], contiguous
-    bias : Tensor of float32 [heads · width], optional
-    keep : bool
-        Whether gradients will be needed.
-
-    Returns
-    -------
-    Tensor [targets, heads · width], Tensor [targets, heads, 4], Tensor [0 or 2, targets, n]
-        The last, in float32 and with ``keep``: plain sums and bent ones. The output cannot replace
-        the plain ones: it may be rounded, have a bias, and be changed in place.
-    """
-    rows, n = runner.rows, messages.shape[1]
-    of_source = attention.of_source
-    heads = of_source.shape[1]
-    out = messages.new_empty((rows, n))
-    sums = of_source.new_empty((2 if keep else 0, rows, n))
-    terms = of_source.new_empty((rows, heads, TERMS))
-    if runner.plain.items:
-        plain = sums.data_ptr() if keep else 0
-        attend_forward(
-            runner, tensors, heads, messages, out, bias, address(attention.counts),
-            address(attention.scales), attention.slope, of_source.data_ptr(), address(of_target),
-            terms.data_ptr(), plain,
-        )  # fmt: skip
-    return out, terms, sums
-
-
 def attend_forward(
-    runner: RowRunner,
-    tensors: Tensors,
-    heads: int,
-    messages: Tensor,
-    out: Tensor,
-    bias: Tensor | None,
-    counts: int,
-    scales: int,
-    slope: float,
-    of_source: int,
-    of_target: int,
-    terms: int,
-    plain: int,
-    vectors: tuple[Tensor, Tensor] | None = None,
-) -> None:
+    runner: RowRunner, tensors: Tensors, heads: int, messages: Tensor, out: Tensor,
+    bias: Tensor | None, counts: int, scales: int, slope: float, of_source: int, of_target: int,
+    terms: int, plain: int, vectors: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
     """Launch softmax and sum; with ``vectors`` the scores' terms first. Addresses are numbers.
 
-    ``plain``: where both kept sums begin, 0 for none.
+    Messages are contiguous, [sources, heads · width]. ``counts``: parallel edges of each entry, one
+    if 0. ``scales``: factors of each entry's messages that replace them, sums of dropout's factors.
+    ``slope`` is that of the leaky ReLU below 0. ``plain``: where both kept sums begin, 0 for none.
     """
     n, dtype, device = messages.shape[1], messages.dtype, messages.device.index
     at, to = messages.data_ptr(), out.data_ptr()
@@ -151,13 +61,14 @@ def attend_forward(
         if vectors is not None:
             first, second = vectors[0].data_ptr(), vectors[1].data_ptr()
             low = (at | first | second) & 15
-            scores_launch(runner, dtype, heads, n, low, device)(
+            launch_of(runner, "scores", dtype, heads, n, low, device)(
                 stream, at, first, second, of_source, of_target
             )
-        softmax_launch(runner, heads, device)(
+        launch_of(runner, "softmax", heads, device)(
             stream, tensors, slope, counts, of_source, of_target, terms
         )
-        gather_launch(runner, mode, dtype, heads, n, scaled, (at | to) & 15, device)(
+        low = (at | to) & 15
+        launch_of(runner, "gather", mode, dtype, heads, n, scaled, low, device)(
             stream, tensors, slope, counts, of_source, scales, 0, terms, at, to, 0, 0, 0, 0,
             address(bias), plain, bent, 0,
         )  # fmt: skip
@@ -170,14 +81,7 @@ _score_kernels: dict[tuple[Any, ...], LoadedKernel] = {}
 def node_scores(messages: Tensor, first: Tensor, second: Tensor | None) -> tuple[Tensor, ...]:
     """Return the dot products of each node's and head's message with one or two vectors.
 
-    Parameters
-    ----------
-    messages : Tensor [nodes, heads, width], contiguous
-    first, second : Tensor of float32 [heads, width], contiguous
-
-    Returns
-    -------
-    One or two Tensors of float32 [nodes, heads]
+    All are contiguous, [nodes, heads, width] and float32 [heads, width].
     """
     nodes, heads, width = messages.shape
     two = second is not None
@@ -192,15 +96,10 @@ def node_scores(messages: Tensor, first: Tensor, second: Tensor | None) -> tuple
             config = scores_config(dtype, vector, two)
             kernel = _score_kernels[key] = GAT_SCORES.load(config, device)
         params = {
-            "messages": at,
-            "first": one,
-            "second": other,
-            "of_source": found[0].data_ptr(),
-            "of_target": found[-1].data_ptr(),
-            "count": nodes * heads,
-            "heads": heads,
+            "messages": at, "first": one, "second": other, "of_source": found[0].data_ptr(),
+            "of_target": found[-1].data_ptr(), "count": nodes * heads, "heads": heads,
             "width": width,
-        }
+        }  # fmt: skip
         with on_device(device):
             ensure_cuda_context(device)
             stream = current_stream_handle(device)
@@ -209,24 +108,14 @@ def node_scores(messages: Tensor, first: Tensor, second: Tensor | None) -> tuple
 
 
 def attend_backward(
-    runner: RowRunner,
-    transposed: tuple[RowRunner, Tensors, Tensor] | None,
-    attention: Attention,
-    terms: Tensor,
-    sums: Tensor,
-    messages: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    runner: RowRunner, transposed: tuple[RowRunner, Tensors, Tensor] | None, of_source: Tensor,
+    terms: Tensor, sums: Tensor, messages: Tensor, grad: Tensor, counts: int, scales: int,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of the messages, of ``of_source`` and of ``of_target``.
 
-    Parameters
-    ----------
-    transposed
-        The same for Aᵀ, with A's number of each of its entries; None if only the gradient of
-        ``of_target`` is needed: the others are empty then.
-    terms, sums
-        What :func:`attend` returned.
-    grad : Tensor [targets, heads · width], contiguous
+    ``transposed`` is Aᵀ with A's number of each of its entries; None if only the gradient of
+    ``of_target`` is needed: the others are empty then. ``grad`` is contiguous.
     """
     n, dtype, device = messages.shape[1], messages.dtype, messages.device.index
     rows, heads, _ = terms.shape
@@ -237,23 +126,21 @@ def attend_backward(
         ensure_cuda_context(device)
         stream = current_stream_handle(device)
         if rows:
-            terms_launch(runner, dtype, heads, n, (at | plain | bent) & 15, device)(
+            launch_of(runner, "terms", dtype, heads, n, (at | plain | bent) & 15, device)(
                 stream, at, plain, bent, terms.data_ptr(), new_terms.data_ptr(), d_target.data_ptr()
             )
         if transposed is None:
             return messages.new_empty(0), d_target.new_empty(0), d_target
         other, tensors, order = transposed
         d_messages = torch.empty_like(messages)
-        counts, scales = address(attention.counts), address(attention.scales)
         own, to = messages.data_ptr(), d_messages.data_ptr()
         scaled, low = bool(counts or scales), (at | own | to) & 15
-        launch = gather_launch(other, "backward", dtype, heads, n, scaled, low, device)
+        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, low, device)
         d_source = terms.new_empty((other.rows, heads, launch.parts))
         if other.plain.items:
             launch(
-                stream, tensors, attention.slope, counts, attention.of_source.data_ptr(), scales,
-                order.data_ptr(), new_terms.data_ptr(), at, to, own, 0, 0, 0, 0, 0, 0,
-                d_source.data_ptr(),
+                stream, tensors, slope, counts, of_source.data_ptr(), scales, order.data_ptr(),
+                new_terms.data_ptr(), at, to, own, 0, 0, 0, 0, 0, 0, d_source.data_ptr(),
             )  # fmt: skip
     whole = d_source.squeeze(-1) if launch.parts == 1 else d_source.sum(-1)
     return d_messages, whole, d_target

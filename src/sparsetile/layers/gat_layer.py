@@ -15,34 +15,20 @@ from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.jit.loader import current_stream_handle, ensure_cuda_context, on_device
 from sparsetile.launch.interface import Tensors
 from sparsetile.layers.gat import TERMS, attend_forward
-from sparsetile.layers.gat_launches import (
-    address,
-    gather_launch,
-    terms_launch,
-    vectors_launch,
-)
+from sparsetile.layers.gat_launches import address, launch_of
 
 __all__ = ["Layer", "attend_layer", "attend_layer_backward", "kept_parts"]
 
 
 class Layer(NamedTuple):
-    """The inputs of a layer other than messages: the vectors of its scores, its bias, its edges.
-
-    Parameters
-    ----------
-    heads : int
-    first, second : Tensor of float32, heads · width numbers, contiguous, at multiples of 16 bytes
-        Of a node as a source and as a target.
-    bias : Tensor of float32 [heads · width], contiguous, or None
-    counts, scales, slope
-        As in ``gat.Attention``.
-    """
+    """The inputs of a layer other than messages, in float32 and contiguous."""
 
     heads: int
+    # Vectors of the scores, of a node as a source and as a target, at multiples of 16 bytes.
     first: Tensor
     second: Tensor
     bias: Tensor | None
-    counts: Tensor | None
+    counts: Tensor | None  # this and what follows as in ``gat.attend_forward``
     scales: Tensor | None
     slope: float
 
@@ -70,18 +56,8 @@ def kept_parts(kept: Tensor, nodes: int, heads: int, n: int) -> tuple[Tensor, Te
 def attend_layer(
     runner: RowRunner, tensors: Tensors, layer: Layer, messages: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return a layer's output, and in one tensor all that its backward pass needs.
-
-    Parameters
-    ----------
-    runner, tensors
-        A[node, node] as ``csr`` has built it.
-    messages : Tensor [nodes, heads · width], contiguous
-    keep : bool
-        Whether gradients will be needed.
-    """
-    nodes, n = messages.shape
-    heads = layer.heads
+    """Return a layer's output, and in one tensor all that its backward pass needs (``keep``)."""
+    (nodes, n), heads = messages.shape, layer.heads
     terms, scores, size = _places(nodes, heads, n, keep)
     out = messages.new_empty(nodes, n)
     kept = layer.first.new_empty(size)
@@ -97,26 +73,13 @@ def attend_layer(
 
 
 def attend_layer_backward(
-    runner: RowRunner,
-    transposed: tuple[RowRunner, Tensors, Tensor],
-    layer: Layer,
-    messages: Tensor,
-    kept: Tensor,
-    grad: Tensor,
-    for_vectors: bool,
-    for_bias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    runner: RowRunner, transposed: tuple[RowRunner, Tensors, Tensor], layer: Layer,
+    messages: Tensor, kept: Tensor, grad: Tensor, for_vectors: bool, for_bias: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of messages, both vectors and bias; those of vectors if needed.
 
-    Parameters
-    ----------
-    transposed
-        Runner and tensors of Aᵀ, with A's number of each of its entries.
-    kept
-        What :func:`attend_layer` returned.
-    grad : Tensor [nodes, heads · width], contiguous
-    for_bias : bool
-        Together with the vectors; alone it is a sum of torch's.
+    ``transposed`` is as in ``gat.attend_backward``. That of the bias comes with the vectors'; alone
+    it is a sum of torch's.
     """
     nodes, n = messages.shape
     heads, device, dtype = layer.heads, messages.device.index, messages.dtype
@@ -138,15 +101,14 @@ def attend_layer_backward(
     with on_device(device):
         ensure_cuda_context(device)
         stream = current_stream_handle(device)
-        launch = gather_launch(
-            other, "backward", dtype, heads, n, bool(counts or scales), (at | own | to) & 15, device
-        )
+        scaled, low = bool(counts or scales), (at | own | to) & 15
+        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, low, device)
         # New terms, then d_target, then d_source.
         work = kept.new_empty(every * (TERMS + 1 + launch.parts))
         new_terms = work.data_ptr()
         d_target = new_terms + 4 * TERMS * every
         d_source = d_target + 4 * every
-        terms_launch(runner, dtype, heads, n, (at | base | bent) & 15, device)(
+        launch_of(runner, "terms", dtype, heads, n, (at | base | bent) & 15, device)(
             stream, at, base, bent, base + 4 * terms, new_terms, d_target
         )
         joined = launch.parts == 1
@@ -161,7 +123,7 @@ def attend_layer_backward(
         if d_first is not None and d_second is not None:
             with_bias = d_bias is not None
             low = (own | at if with_bias else own) & 15
-            vectors_launch(runner, dtype, heads, n, with_bias, low, device)(
+            launch_of(runner, "vectors", dtype, heads, n, with_bias, low, device)(
                 stream, own, at, d_source, d_target, d_first.data_ptr(), d_second.data_ptr(),
                 address(d_bias),
             )  # fmt: skip

@@ -14,32 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.layers.attention_operators import (
-    attend,
-    attend_gradients,
-    bias_gradient,
-    exact_rows,
-    packed,
-    transposed_rows,
-    widened,
-    widened_or_none,
-)
-from sparsetile.layers.gat import GAT_DTYPES
+from sparsetile.layers import attention_operators as operators
+from sparsetile.layers.gat import GAT_DTYPES as ATTENTION_DTYPES
 from sparsetile.layers.gat import node_scores as launch_scores
-from sparsetile.layers.gat_layer import (
-    Layer,
-    attend_layer,
-    attend_layer_backward,
-    kept_parts,
-)
+from sparsetile.layers.gat_layer import Layer, attend_layer, attend_layer_backward, kept_parts
 from sparsetile.plan.modes import plain_call
 from sparsetile.plan.traced.flat import FlatPlan, parsed
 from sparsetile.plan.traced.operators import refuse_tangents
 
 __all__ = ["ATTENTION_DTYPES", "attention_layer", "graph_attention", "node_scores"]
-
-# Types of messages.
-ATTENTION_DTYPES = GAT_DTYPES
 
 # tensors, recipe, counts, scales, slope
 _Call = tuple[list[Tensor], str, Tensor | None, Tensor | None, float]
@@ -50,16 +33,12 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        messages: Tensor,
-        of_source: Tensor,
-        of_target: Tensor | None,
-        bias: Tensor | None,
-        call: _Call,
-    ) -> Tensor:
+        ctx: Any, messages: Tensor, of_source: Tensor, of_target: Tensor | None,
+        bias: Tensor | None, call: _Call,
+    ) -> Tensor:  # fmt: skip
         tensors, recipe, counts, scales, slope = ctx.call = call
         keep = any(ctx.needs_input_grad[:3])
-        output = attend(
+        output = operators.attend(
             tensors, messages, of_source, of_target, counts, scales, bias, recipe, slope, keep
         )
         ctx.save_for_backward(messages, of_source, *output[1:])
@@ -69,34 +48,21 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         tensors, recipe, counts, scales, slope = ctx.call
         wanted, for_bias = ctx.needs_input_grad[:3], ctx.needs_input_grad[3]
-        found = attend_gradients(
+        found = operators.attend_gradients(
             tensors, grad, ctx.saved_tensors, counts, scales, recipe, slope, wanted
         )
-        return *found, bias_gradient(grad) if for_bias else None, None
+        return *found, grad.sum(0, dtype=torch.float32) if for_bias else None, None
 
 
 def graph_attention(
-    flat: tuple[list[Tensor], str],
-    messages: Tensor,
-    of_source: Tensor,
-    of_target: Tensor | None,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    slope: float,
-) -> Tensor:
+    flat: tuple[list[Tensor], str], messages: Tensor, of_source: Tensor, of_target: Tensor | None,
+    counts: Tensor | None, scales: Tensor | None, bias: Tensor | None, slope: float,
+) -> Tensor:  # fmt: skip
     """Return the messages [sources, heads, width] weighted by attention, [targets, heads · width].
 
-    Parameters
-    ----------
-    flat
-        Of a plan of A[target, source], with its transpose if gradients are needed.
-    of_source, of_target : Tensor [nodes, heads]
-        The two terms of the scores, differentiable; no targets' term when None.
-    counts : Tensor [entries], optional
-        Parallel edges that each entry of A stands for.
-    scales : Tensor [entries, heads], optional
-        Sums of dropout's factors over the edges of each entry.
+    ``flat`` is a plan of A[target, source], with its transpose if gradients are needed.
+    ``of_source`` and ``of_target``, [nodes, heads], are the terms of the scores, both
+    differentiable. ``counts`` and ``scales`` are as in ``gat.attend_forward``.
     """
     tensors, recipe = flat
     messages, of_source = messages.flatten(1), of_source.float()
@@ -112,7 +78,7 @@ def graph_attention(
     if keep or (differentiated and bias is not None and bias.requires_grad):
         call = (tensors, recipe, counts, scales, slope)
         return _Attend.apply(*operands, bias, call)  # type: ignore[no-any-return]
-    return attend(tensors, *operands, counts, scales, bias, recipe, slope, keep)[0]
+    return operators.attend(tensors, *operands, counts, scales, bias, recipe, slope, keep)[0]
 
 
 class _Scores(torch.autograd.Function):
@@ -125,7 +91,7 @@ class _Scores(torch.autograd.Function):
         refuse_tangents(messages, first, second)
         ctx.save_for_backward(messages, first, *([] if second is None else [second]))
         return launch_scores(
-            messages.contiguous(), first.float().contiguous(), widened_or_none(second)
+            messages.contiguous(), first.float().contiguous(), operators.widened_or_none(second)
         )
 
     @staticmethod
@@ -154,11 +120,7 @@ class _Scores(torch.autograd.Function):
 def node_scores(messages: Tensor, first: Tensor, second: Tensor | None = None) -> list[Tensor]:
     """Return the terms of scores, [nodes, heads] in float32, of one or two attention vectors.
 
-    Parameters
-    ----------
-    messages : Tensor [nodes, heads, width]
-        On a GPU, of one of ``ATTENTION_DTYPES``.
-    first, second : Tensor [heads, width]
+    Messages are [nodes, heads, width], on a GPU of one of ``ATTENTION_DTYPES``.
     """
     if not plain_call():
         vectors = (first,) if second is None else (first, second)
@@ -175,7 +137,7 @@ _ALIGNMENT = 16
 
 
 def _vector(tensor: Tensor) -> Tensor:
-    wide = widened(tensor)
+    wide = operators.widened(tensor)
     return wide if wide.data_ptr() % _ALIGNMENT == 0 else wide.clone()
 
 
@@ -183,26 +145,20 @@ def _layer(
     call: _LayerCall, first: Tensor, second: Tensor, bias: Tensor | None = None
 ) -> tuple[FlatPlan, Layer]:
     _, recipe, heads, counts, scales, slope = call
-    layer = Layer(
-        heads, _vector(first), _vector(second), widened_or_none(bias), widened_or_none(counts),
-        widened_or_none(scales), slope,
-    )  # fmt: skip
+    bias, counts = operators.widened_or_none(bias), operators.widened_or_none(counts)
+    scales = operators.widened_or_none(scales)
+    layer = Layer(heads, _vector(first), _vector(second), bias, counts, scales, slope)
     return parsed(recipe), layer
 
 
 def _layer_forward(
-    call: _LayerCall,
-    messages: Tensor,
-    first: Tensor,
-    second: Tensor,
-    bias: Tensor | None,
+    call: _LayerCall, messages: Tensor, first: Tensor, second: Tensor, bias: Tensor | None,
     keep: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     refuse_tangents(messages, first, second, bias)
     flat, layer = _layer(call, first, second, bias)
-    return attend_layer(
-        exact_rows(flat), flat.exact_tensors(call[0]), layer, packed(messages), keep
-    )
+    runner, tensors = operators.exact_rows(flat), flat.exact_tensors(call[0])
+    return attend_layer(runner, tensors, layer, operators.packed(messages), keep)
 
 
 class _AttentionLayer(torch.autograd.Function):
@@ -210,13 +166,9 @@ class _AttentionLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        messages: Tensor,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None,
+        ctx: Any, messages: Tensor, first: Tensor, second: Tensor, bias: Tensor | None,
         call: _LayerCall,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         keep = any(ctx.needs_input_grad[:3])
         out, kept = _layer_forward(call, messages, first, second, bias, keep)
         ctx.call = call
@@ -228,35 +180,33 @@ class _AttentionLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         for_messages, for_first, for_second, for_bias, _ = ctx.needs_input_grad
         if not (for_messages or for_first or for_second):
-            return None, None, None, bias_gradient(grad) if for_bias else None, None
+            return None, None, None, grad.sum(0, dtype=torch.float32) if for_bias else None, None
         messages, first, second, kept = ctx.saved_tensors
         if grad.dtype is not messages.dtype:
             grad = grad.to(messages.dtype)
         # With create_graph=True torch must see the operator, which rejects second derivatives.
         if torch.is_grad_enabled() or not plain_call():
             found = _visible_gradients(ctx.call, messages, first, second, kept, grad)
-            return *found, bias_gradient(grad) if for_bias else None, None
+            return *found, grad.sum(0, dtype=torch.float32) if for_bias else None, None
         refuse_tangents(grad)
         tensors, vectors = ctx.call[0], for_first or for_second
         flat, layer = _layer(ctx.call, first, second)
+        runner, transposed = operators.exact_rows(flat), operators.transposed_rows(flat, tensors)
+        messages, grad = operators.packed(messages), operators.packed(grad)
         d_messages, d_first, d_second, d_bias = attend_layer_backward(
-            exact_rows(flat), transposed_rows(flat, tensors), layer, packed(messages), kept,
-            packed(grad), vectors, for_bias,
-        )  # fmt: skip
-        if for_bias and d_bias is None:
-            d_bias = bias_gradient(grad)
-        return (
-            d_messages if for_messages else None,
-            d_first if for_first else None,
-            d_second if for_second else None,
-            d_bias,
-            None,
+            runner, transposed, layer, messages, kept, grad, vectors, for_bias
         )
+        if for_bias and d_bias is None:
+            d_bias = grad.sum(0, dtype=torch.float32)
+        return (
+            d_messages if for_messages else None, d_first if for_first else None,
+            d_second if for_second else None, d_bias, None,
+        )  # fmt: skip
 
 
 def _visible_gradients(
     call: _LayerCall, messages: Tensor, first: Tensor, second: Tensor, kept: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the gradients of messages and vectors by operators that torch sees."""
     tensors, recipe, heads, counts, scales, slope = call
     nodes, n = messages.shape
@@ -264,35 +214,21 @@ def _visible_gradients(
     d_messages, d_source, d_target = torch.ops.sparsetile.attend_backward(
         tensors, grad, messages, of_source, terms, sums, counts, scales, recipe, slope, True
     )
-    by_head, scores = messages.view(nodes, heads, -1), (d_source, d_target)
-    vectors = [(each.view(heads, -1), each.shape) for each in (first, second)]
-    for score, (vector, _) in zip(scores, vectors, strict=True):
-        brought = score.unsqueeze(-1) * vector
+    by_head, d_vectors = messages.view(nodes, heads, -1), []
+    for score, vector in ((d_source.unsqueeze(-1), first), (d_target.unsqueeze(-1), second)):
+        brought = score * vector.view(heads, -1)
         d_messages = d_messages + brought.flatten(1).to(d_messages.dtype)
-    d_first, d_second = (
-        (score.unsqueeze(-1) * by_head).sum(0).view(shape)
-        for score, (_, shape) in zip(scores, vectors, strict=True)
-    )
-    return d_messages, d_first, d_second
+        d_vectors.append((score * by_head).sum(0).view(vector.shape))
+    return d_messages, *d_vectors
 
 
 def attention_layer(
-    flat: tuple[list[Tensor], str],
-    messages: Tensor,
-    first: Tensor,
-    second: Tensor,
-    counts: Tensor | None,
-    scales: Tensor | None,
-    bias: Tensor | None,
-    slope: float,
-) -> Tensor:
+    flat: tuple[list[Tensor], str], messages: Tensor, first: Tensor, second: Tensor,
+    counts: Tensor | None, scales: Tensor | None, bias: Tensor | None, slope: float,
+) -> Tensor:  # fmt: skip
     """:func:`graph_attention` with the terms of :func:`node_scores`; targets are sources.
 
-    Parameters
-    ----------
-    messages : Tensor [nodes, heads · width]
-    first, second : Tensor [1, heads, width]
-        The vectors of the scores' two terms.
+    Messages are [nodes, heads · width], the vectors of the scores' two terms [1, heads, width].
     """
     heads = first.shape[1]
     if not plain_call():

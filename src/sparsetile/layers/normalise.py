@@ -24,37 +24,25 @@ from sparsetile.jit.loader import (
     ensure_cuda_context,
     on_device,
 )
+from sparsetile.kernels import normalise as kernels
 from sparsetile.kernels.csr import ELEMENTS
-from sparsetile.kernels.normalise import (
-    GRADIENT,
-    NORMALISE,
-    NORMALISE_THREADS,
-    PULLS,
-    SCALES,
-    VALUES,
-    normalise_config,
-)
 
-__all__ = ["WeightMap", "normalised_values", "torch_values"]
+__all__ = ["WeightMap", "normalised_values", "scaled_by_degree", "torch_values"]
 
 _MAX_COUNT = 2**31  # the kernel numbers entries and weights with 32 bits
 # Thread blocks per SM. The grid has one size for all graphs, so its launch is prepared once.
 _BLOCKS = 8
 
-_FIELDS = [field.name for field in NORMALISE.params.fields]
+_FIELDS = [field.name for field in kernels.NORMALISE.params.fields]
 _launches: dict[tuple[int, torch.dtype, int], Callable[..., None]] = {}
 
 
 class WeightMap:
     """The weight of each entry of a square matrix. Made once per pattern, read by all calls.
 
-    Parameters
-    ----------
-    csr : CSR [nodes, nodes]
-        ``entry_map`` maps edges to entries; parallel edges are summed.
-    numbers : Tensor of int64 [edges], optional
-        Number of each edge's weight, each at most once; -1 for an edge that was added, whose weight
-        is ``fill``. None if edge k has weight k.
+    ``csr.entry_map`` maps edges to entries; parallel edges are summed. ``numbers`` has the number
+    of each edge's weight, each at most once; -1 for an edge that was added, whose weight is
+    ``fill``. None if edge k has weight k.
     """
 
     def __init__(self, csr: CSR, numbers: Tensor | None = None) -> None:
@@ -123,7 +111,11 @@ def torch_values(weight_map: WeightMap, weight: Tensor, fill: float) -> Tensor:
 
     Differentiable any number of times, also by torch.func.
     """
-    values, csr = weight_map.entries(weight, fill), weight_map.csr
+    return scaled_by_degree(weight_map.csr, weight_map.entries(weight, fill))
+
+
+def scaled_by_degree(csr: CSR, values: Tensor) -> Tensor:
+    """Return each value over the square roots of its row's and its column's sum of values."""
     rows, degree = csr.row_ids(), csr.row_sums(values)
     # Nodes without incoming weight are scaled by 0. The inner torch.where keeps gradients finite.
     empty = degree == 0
@@ -134,23 +126,10 @@ def torch_values(weight_map: WeightMap, weight: Tensor, fill: float) -> Tensor:
 def normalised_values(
     weight_map: WeightMap, weight: Tensor, fill: float, dtype: torch.dtype, *, fused: bool = True
 ) -> Tensor:
-    """Return the normalised value of each entry. Differentiable in the weights.
+    """Return the normalised value of each entry, of float32 or float64. Differentiable in weights.
 
-    Parameters
-    ----------
-    weight_map : WeightMap
-    weight : Tensor [edges]
-        On the matrix's device.
-    fill : float
-        Weight of edges that were added.
-    dtype : {torch.float32, torch.float64}
-        Of the result, and of the sums.
-    fused : bool
-        Whether kernels may be launched: no transform, mode or tracer is active.
-
-    Returns
-    -------
-    Tensor [entries]
+    ``fill`` is the weight of edges that were added. ``fused``: whether kernels may be launched: no
+    transform, mode or tracer is active.
     """
     if not (fused and _takes(weight_map.csr, weight)):
         return torch_values(weight_map, weight.to(dtype), fill)
@@ -180,21 +159,19 @@ def _launch(
     csr, short = weight_map.csr, weight_map._short
     fields: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in places.items()}
     fields |= {
-        "indptr": csr.indptr.data_ptr(),
-        "columns": csr.indices.data_ptr(),
-        "sources": 0 if short is None else short.data_ptr(),
-        "weights": weight.data_ptr(),
-        "fill": fill,
-        "rows": csr.shape[0],
-    }
+        "indptr": csr.indptr.data_ptr(), "columns": csr.indices.data_ptr(),
+        "sources": 0 if short is None else short.data_ptr(), "weights": weight.data_ptr(),
+        "fill": fill, "rows": csr.shape[0],
+    }  # fmt: skip
     with on_device(device):
         ensure_cuda_context(device)
         launch = _launches.get((device, weight.dtype, stage))
         if launch is None:
-            kernel = NORMALISE.load(normalise_config(weight.dtype, stage), device)
+            spec, threads = kernels.NORMALISE, kernels.NORMALISE_THREADS
+            kernel = spec.load(kernels.normalise_config(weight.dtype, stage), device)
             grid = (processors(torch.device("cuda", device)) * _BLOCKS, 1, 1)
-            prepared = kernel.prepare(grid, NORMALISE_THREADS, NORMALISE.params.zeros, _FIELDS)
-            launch = _launches[device, weight.dtype, stage] = prepared.launch
+            launch = kernel.prepare(grid, threads, spec.params.zeros, _FIELDS).launch
+            _launches[device, weight.dtype, stage] = launch
         launch(current_stream_handle(device), *(fields.get(name, 0) for name in _FIELDS))
 
 
@@ -204,8 +181,8 @@ def _forward(weight_map: WeightMap, weight: Tensor, fill: float) -> tuple[Tensor
     sums = torch.promote_types(weight.dtype, torch.float32)
     scales = weight.new_empty(csr.shape[0], dtype=sums)
     values = weight.new_empty(csr.nnz, dtype=sums)
-    _launch(SCALES, weight_map, weight, fill, scales=scales)
-    _launch(VALUES, weight_map, weight, fill, scales=scales, values=values)
+    _launch(kernels.SCALES, weight_map, weight, fill, scales=scales)
+    _launch(kernels.VALUES, weight_map, weight, fill, scales=scales, values=values)
     return values, scales
 
 
@@ -231,6 +208,6 @@ class _Normalise(torch.autograd.Function):
         grad = grad.contiguous()
         pulls, made = torch.empty_like(scales), torch.zeros_like(weight)
         places = {"scales": scales, "values": values, "grad": grad, "pulls": pulls}
-        _launch(PULLS, weight_map, weight, fill, **places, column_ptr=ptr, order=order)
-        _launch(GRADIENT, weight_map, weight, fill, **places, grad_weights=made)
+        _launch(kernels.PULLS, weight_map, weight, fill, **places, column_ptr=ptr, order=order)
+        _launch(kernels.GRADIENT, weight_map, weight, fill, **places, grad_weights=made)
         return made, None, None

@@ -13,11 +13,7 @@ multiply by A[target, source]. They do not need PyG.
 
 from __future__ import annotations
 
-from sparsetile.nn.attention import (
-    attention_blocks,
-    sparse_attention,
-    use_sparse_attention_,
-)
+from sparsetile.nn.attention import attention_blocks, sparse_attention, use_sparse_attention_
 from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
@@ -30,20 +26,7 @@ from sparsetile.nn.sparsify import SparseConfig, densify_, sparsify_
 from sparsetile.nn.swiglu import SparseSwiGLU
 
 __all__ = [
-    "GATConv",
-    "GCNConv",
-    "GINConv",
-    "SAGEConv",
-    "SparseConfig",
-    "SparseLinear",
-    "SparseSwiGLU",
-    "aggregate",
-    "attention_blocks",
-    "clear_graph_cache",
-    "densify_",
-    "gcn_plan",
-    "load_sparse_",
-    "sparse_attention",
-    "sparsify_",
-    "use_sparse_attention_",
-]
+    "GATConv", "GCNConv", "GINConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
+    "aggregate", "attention_blocks", "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_",
+    "sparse_attention", "sparsify_", "use_sparse_attention_",
+]  # fmt: skip

@@ -26,7 +26,6 @@ from sparsetile.core.errors import type_error, value_error
 __all__ = ["KINDS", "attention_blocks", "sparse_attention", "use_sparse_attention_"]
 
 KINDS = ("auto", "local_sink", "vertical_slash")
-_NAME = "sparsetile"
 # Queries at the end of the prompt that are sampled.
 _SAMPLE = 64
 # A diagonal of tokens runs through two blocks of each row.
@@ -145,11 +144,8 @@ def attention_blocks(
     chosen = _vertical_slash(seen, blocks, block, budget)
     if kind == "auto":
         mass = _by_block(seen.sum(-2), block).sum(-1)[..., None, :]
-        last = slice(blocks - 1, blocks)
-        better = (mass * chosen[..., last, :]).sum((-2, -1)) >= (mass * local[..., last, :]).sum(
-            (-2, -1)
-        )
-        chosen = torch.where(better[..., None, None], chosen, local)
+        covered, other = ((mass * each[..., -1:, :]).sum((-2, -1)) for each in (chosen, local))
+        chosen = torch.where((covered >= other)[..., None, None], chosen, local)
     return chosen & (apart >= 0)
 
 
@@ -188,15 +184,9 @@ def _block_mask(kept: Tensor, tokens: int, block: int) -> Any:
 
 
 def sparse_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    keep: float = 0.1,
-    kind: str = "auto",
-    block: int = 128,
+    q: Tensor, k: Tensor, v: Tensor, *, keep: float = 0.1, kind: str = "auto", block: int = 128,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return causal attention over the blocks of :func:`attention_blocks`.
 
     On a GPU, FlexAttention is compiled at the first call of each size and needs Triton. On a CPU,
@@ -278,13 +268,9 @@ def use_sparse_attention_(
     from transformers.masking_utils import sdpa_mask
 
     def forward(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         tokens = query.shape[2]
         dense = (
             tokens < least or tokens != key.shape[2] or mask is not None or module.training
@@ -296,7 +282,7 @@ def use_sparse_attention_(
         out = sparse_attention(query, key, value, keep=keep, kind=kind, block=block, scale=scale)
         return out.transpose(1, 2).contiguous(), None
 
-    name = f"{_NAME}_{kind}_{keep:g}_{block}_{least}"
+    name = f"sparsetile_{kind}_{keep:g}_{block}_{least}"
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)  # type: ignore[operator]

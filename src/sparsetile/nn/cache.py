@@ -22,40 +22,31 @@ from sparsetile.cache.kept import Kept
 from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
-from sparsetile.intake.canonical import Names, from_coordinates
+from sparsetile.intake.canonical import from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
 from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
 from sparsetile.nn.inputs import Given
-from sparsetile.nn.sampled import SampledGraph, make_sampled, takes_sampled
+from sparsetile.nn.sampled import SampledGraph, edge_names, make_sampled, takes_sampled
 from sparsetile.plan.plan import Plan
 
 __all__ = [
-    "MAX_GRAPHS",
-    "clear_graph_cache",
-    "find_graph",
-    "find_sampled",
-    "is_short_lived",
+    "MAX_GRAPHS", "clear_graph_cache", "find_graph", "find_sampled", "is_short_lived",
     "note_loops",
-]
+]  # fmt: skip
 
 MAX_GRAPHS = 32
 
 
 class _Regime:
-    """Whether graphs are short-lived: the last one that was freed had been used a few times only.
-
-    ``looped``: one of them had self-loops, which ``SampledGraph.convolve`` does not support.
-    """
+    """Whether graphs are short-lived: the last one freed had been used only a few times."""
 
     short_lived = False
-    looped = False
+    looped = False  # whether one had self-loops, which ``SampledGraph.convolve`` does not support
 
 
 class _Entry(NamedTuple):
-    """A graph, and the key of its content."""
-
-    pattern_key: Hashable
+    pattern_key: Hashable  # of the graph's content
     graph: Graph
 
 
@@ -101,28 +92,13 @@ def clear_graph_cache() -> None:
 
 
 def find_graph(
-    layer: str,
-    given: Given,
-    size: tuple[int, int],
-    device: torch.device,
-    *,
-    flow: str = "source_to_target",
-    loops: Loops = "keep",
-    only_reduces: bool = False,
-) -> tuple[Graph, Hashable]:
+    layer: str, given: Given, size: tuple[int, int], device: torch.device, *,
+    flow: str = "source_to_target", loops: Loops = "keep", only_reduces: bool = False,
+) -> tuple[Graph, Hashable]:  # fmt: skip
     """Return the graph of an input, from the cache or new, and the key of its weights.
 
-    Parameters
-    ----------
-    layer : str
-        What errors begin with.
-    size : (sources, targets)
-        Nodes that x has.
-    device : torch.device
-        The device of x. The graph must be on it too.
-    only_reduces : bool
-        Whether the caller uses only :meth:`Graph.aggregate`. A short-lived graph may then be a
-        :class:`sparsetile.nn.sampled.SampledGraph`.
+    Errors begin with ``layer``. ``size`` (sources, targets) and ``device`` are those of x. If the
+    caller uses only :meth:`Graph.aggregate`, a short-lived graph may be a :class:`SampledGraph`.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -144,14 +120,10 @@ def find_graph(
 def find_sampled(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
 ) -> SampledGraph | None:
-    """Return edges without weights as a SampledGraph if graphs are short-lived, else None.
-
-    Parameters are those of :func:`find_graph`.
-    """
+    """As :func:`find_graph` for edges without weights if graphs are short-lived, else None."""
+    wanted = _Regime.short_lived and not _Regime.looped and not torch.compiler.is_compiling()
     plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
-    if not plain or not _Regime.short_lived or _Regime.looped or torch.compiler.is_compiling():
-        return None
-    if not takes_sampled(device):
+    if not (wanted and plain and takes_sampled(device)):
         return None
     try:
         found, _ = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
@@ -161,13 +133,8 @@ def find_sampled(
 
 
 def _find(
-    layer: str,
-    given: Given,
-    size: tuple[int, int],
-    flow: str,
-    loops: Loops,
-    only_reduces: bool,
-) -> tuple[Graph, Hashable]:
+    layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops, only_reduces: bool,
+) -> tuple[Graph, Hashable]:  # fmt: skip
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
             layer, "edge_index", "a Plan in torch.export and torch.jit.trace", given.kind,
@@ -240,8 +207,7 @@ def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
     recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
     if recent is None or recent[0] != tensor_key(edges):
         return None
-    found = _graphs.get(recent[1])
-    if found is None:
+    if (found := _graphs.get(recent[1])) is None:
         return None
     found.graph.calls += 1
     return found.graph
@@ -280,8 +246,7 @@ def _make(
         if sampled is not None:
             return sampled
     with building(given.pattern.device, layer):
-        names = Names(layer, rows="edge_index[1]", columns="edge_index[0]")
-        base = None
+        by_target, base = flow == "source_to_target", None
         if given.kind == "matrix":
             base = as_csr(given.pattern, function=layer)
             if loops == "keep":
@@ -290,10 +255,7 @@ def _make(
                 return Graph(pattern, base=base)
             target, source = base.row_ids(), base.indices.long()
         else:
-            source, target = given.pattern.long().unbind(0)
-            if flow == "target_to_source":
-                source, target = target, source
-                names = Names(layer, rows="edge_index[0]", columns="edge_index[1]")
+            source, target = given.pattern.long().unbind(0)[:: 1 if by_target else -1]
         kept = loop_edge = None
         if loops == "replace":
             kept, loop_edge = _split_loops(layer, source, target, min(shape))
@@ -301,6 +263,7 @@ def _make(
         if loops != "keep":
             nodes = torch.arange(min(shape), device=source.device)
             source, target = torch.cat([source, nodes]), torch.cat([target, nodes])
+        names = edge_names(layer, by_target)
         csr = from_coordinates(names, target.clone(), source.clone(), None, shape)
         return Graph(csr, loops, kept=kept, loop_edge=loop_edge, base=base)
 

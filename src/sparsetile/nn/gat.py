@@ -12,6 +12,7 @@ with the attention as A's values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,24 +22,11 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.protocols import SharedPlan
-from sparsetile.layers.graph_attention import (
-    ATTENTION_DTYPES,
-    attention_layer,
-    graph_attention,
-    node_scores,
-)
-from sparsetile.nn.arguments import (
-    channels,
-    features,
-    flow_name,
-    glorot,
-    refuse_others,
-    sum_only,
-)
+from sparsetile.layers import graph_attention as fused
+from sparsetile.nn import arguments
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
-from sparsetile.nn.inputs import Given, read_input
-from sparsetile.nn.pairs import pair_of
+from sparsetile.nn.inputs import Given, pair_of, read_input
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.modes import transforming
 from sparsetile.plan.operands import in_plan_dtype
@@ -98,49 +86,39 @@ class GATConv(nn.Module):
     torch.Size([3, 8])
     """
 
+    lin: nn.Linear | None
+    lin_src: nn.Linear | None
+    lin_dst: nn.Linear | None
+    bias: nn.Parameter | None
+
     def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        edge_dim: int | None = None,
-        fill_value: Any = "mean",
-        bias: bool = True,
-        residual: bool = False,
-        *,
-        flow: str = "source_to_target",
-        aggr: str = "add",
-        **others: Any,
-    ) -> None:
+        self, in_channels: int | tuple[int, int], out_channels: int, heads: int = 1,
+        concat: bool = True, negative_slope: float = 0.2, dropout: float = 0.0,
+        add_self_loops: bool = True, edge_dim: int | None = None, fill_value: Any = "mean",
+        bias: bool = True, residual: bool = False, *, flow: str = "source_to_target",
+        aggr: str = "add", **others: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
-        refuse_others("GATConv", others)
-        sum_only("GATConv", aggr)
+        arguments.refuse_others("GATConv", others)
+        arguments.sum_only("GATConv", aggr)
         if edge_dim is not None:
             raise value_error(
                 "GATConv", "edge_dim", "None", edge_dim,
                 "Use torch_geometric.nn.GATConv for edge features",
             )  # fmt: skip
         self.in_channels = in_channels
-        paired = isinstance(in_channels, (tuple, list))
-        pair = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,) * 2
-        self._widths = tuple(channels("GATConv", "in_channels", width) for width in pair)
-        self.out_channels = channels("GATConv", "out_channels", out_channels)
-        self.heads = channels("GATConv", "heads", heads)
+        self._widths = arguments.width_pair("GATConv", in_channels)
+        self.out_channels = arguments.channels("GATConv", "out_channels", out_channels)
+        self.heads = arguments.channels("GATConv", "heads", heads)
         self.concat = concat
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.add_self_loops = add_self_loops
         self.residual = residual
-        self.flow = flow_name("GATConv", flow)
+        self.flow = arguments.flow_name("GATConv", flow)
         width = heads * out_channels
-        self.lin: nn.Linear | None = None
-        self.lin_src: nn.Linear | None = None
-        self.lin_dst: nn.Linear | None = None
-        if paired:
+        self.lin = self.lin_src = self.lin_dst = None
+        if isinstance(in_channels, (tuple, list)):
             self.lin_src = nn.Linear(self._widths[0], width, bias=False)
             self.lin_dst = nn.Linear(self._widths[1], width, bias=False)
         else:
@@ -149,30 +127,23 @@ class GATConv(nn.Module):
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
         total = width if concat else out_channels
         self.res = nn.Linear(self._widths[1], total, bias=False) if residual else None
-        if bias:
-            self.bias: nn.Parameter | None = nn.Parameter(torch.empty(total))
-        else:
-            self.register_parameter("bias", None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(total)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights; the bias becomes 0."""
         for layer in (self.lin, self.lin_src, self.lin_dst, self.res):
             if layer is not None:
-                glorot(layer.weight)
-        glorot(self.att_src)
-        glorot(self.att_dst)
+                arguments.glorot(layer.weight)
+        arguments.glorot(self.att_src)
+        arguments.glorot(self.att_dst)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
-        edge_attr: None = None,
-        size: tuple[int, int] | None = None,
-        return_attention_weights: bool | None = None,
-    ) -> Any:
+        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any, edge_attr: None = None,
+        size: tuple[int, int] | None = None, return_attention_weights: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Return the new features of the targets.
 
         Parameters
@@ -180,9 +151,8 @@ class GATConv(nn.Module):
         x : Tensor [nodes, in_channels], or a pair of those for sources and targets
             The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
-            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
-            tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a matrix
-            and weights of ``Data`` are not used.
+            A sparse tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a
+            matrix and weights of ``Data`` are not used.
         edge_attr : None
             Edge features are not supported.
         size : (sources, targets), optional
@@ -216,11 +186,8 @@ class GATConv(nn.Module):
         if not return_attention_weights and self._fuses(graph, messages):
             out = self._attend(graph, messages, targets)
             return out if residual is None else out + residual
-        by_head = messages.view(-1, self.heads, self.out_channels)
-        attention = self._attention(
-            graph, by_head, by_head if targets is messages else self._by_head(targets)
-        )
-        out = self._gather(graph, by_head, attention)
+        attention = self._attention(graph, messages, targets)
+        out = self._gather(graph, messages, attention)
         if residual is not None:
             out = out + residual
         if not return_attention_weights:
@@ -260,14 +227,14 @@ class GATConv(nn.Module):
             return messages, None
         return messages, messages if same and first is second else second(x_dst)
 
-    def _by_head(self, messages: Tensor | None) -> Tensor | None:
-        return None if messages is None else messages.view(-1, self.heads, self.out_channels)
+    def _by_head(self, messages: Tensor) -> Tensor:
+        return messages.view(-1, self.heads, self.out_channels)
 
     def _fuses(self, graph: Graph, messages: Tensor) -> bool:
         """Whether the fused kernels support this call."""
         return (
             messages.device.type == FUSED_ON
-            and messages.dtype in ATTENTION_DTYPES
+            and messages.dtype in fused.ATTENTION_DTYPES
             and self.heads * self.out_channels <= _MOST_COLUMNS
             and graph.csr.nnz < _MOST_ENTRIES
             and not isinstance(graph.planned, InferencePlan)  # it has no rows
@@ -275,13 +242,17 @@ class GATConv(nn.Module):
             and forward_ad._current_level < 0
         )
 
-    def _scores(self, messages: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _scores(
+        self, dots: Callable[..., list[Tensor]], messages: Tensor, targets: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the terms of sources and of targets in the scores, [nodes, heads]."""
-        wide = torch.promote_types(messages.dtype, torch.float32)
-        of_source = (messages * self.att_src).sum(-1).to(wide)
-        if targets is None:
-            return of_source, None
-        return of_source, (targets * self.att_dst).sum(-1).to(wide)
+        first, second = (each.view(self.heads, -1) for each in (self.att_src, self.att_dst))
+        by_head = self._by_head(messages)
+        if targets is messages:
+            of_source, of_target = dots(by_head, first, second)
+            return of_source, of_target
+        (of_source,) = dots(by_head, first)
+        return of_source, None if targets is None else dots(self._by_head(targets), second)[0]
 
     def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
@@ -309,35 +280,23 @@ class GATConv(nn.Module):
         bias = own if joined else None
         counts = graph.edges_of_entries()
         if targets is messages:  # one set of nodes, and no other type than that of the scores
-            out = attention_layer(
+            out = fused.attention_layer(
                 flat, messages, first, second, counts, scales, bias, self.negative_slope
             )
         else:
-            of_source, of_target = self._terms(scored, targets)
-            by_head = messages.view(-1, self.heads, self.out_channels)
-            out = graph_attention(
-                flat, by_head, of_source, of_target, counts, scales, bias, self.negative_slope
+            terms = self._scores(fused.node_scores, scored, targets)
+            out = fused.graph_attention(
+                flat, self._by_head(messages), *terms, counts, scales, bias, self.negative_slope
             )
         if joined:
             return out
-        out = out.view(-1, self.heads, self.out_channels).mean(1)
+        out = self._by_head(out).mean(1)
         return out if own is None else out + own
-
-    def _terms(self, messages: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the terms of sources and of targets in the scores by the fused kernels."""
-        first, second = (each.view(self.heads, -1) for each in (self.att_src, self.att_dst))
-        by_head = messages.view(-1, self.heads, self.out_channels)
-        if targets is messages:
-            of_source, of_target = node_scores(by_head, first, second)
-            return of_source, of_target
-        (of_source,) = node_scores(by_head, first)
-        others = self._by_head(targets)
-        return of_source, None if others is None else node_scores(others, second)[0]
 
     def _attention(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
         """Return the attention of each edge and head, [edges, heads]."""
         source, target = graph.edges
-        of_source, of_target = self._scores(messages, targets)
+        of_source, of_target = self._scores(_dots, messages, targets)
         scores = of_source.index_select(0, source)
         if of_target is not None:
             scores = scores + of_target.index_select(0, target)
@@ -350,7 +309,7 @@ class GATConv(nn.Module):
         # Permuted to A's order once for all heads. A given plan uses the order of its own edges.
         if graph.planned is None:
             attention = graph.to_entries(attention)
-        by_head = attention.t().contiguous()
+        by_head, messages = attention.t().contiguous(), self._by_head(messages)
         biases: tuple[Tensor | None, ...] = (None,) * self.heads
         if self.concat and self.bias is not None:
             biases = self.bias.split(self.out_channels)
@@ -368,12 +327,18 @@ class GATConv(nn.Module):
 
 
 def _check_nodes(nodes: Tensor, width: int) -> None:
-    features("GATConv", "x", nodes, width)
+    arguments.features("GATConv", "x", nodes, width)
     if nodes.dim() != 2:
         raise value_error(
             "GATConv", "x", f"of shape [nodes, {width}]", tuple(nodes.shape),
             "Call the layer once for each matrix of features",
         )  # fmt: skip
+
+
+def _dots(messages: Tensor, *vectors: Tensor) -> list[Tensor]:
+    """As ``node_scores``, by torch's operations."""
+    wide = torch.promote_types(messages.dtype, torch.float32)
+    return [(messages * vector).sum(-1).to(wide) for vector in vectors]
 
 
 def _edge_softmax(scores: Tensor, target: Tensor, targets: int) -> Tensor:

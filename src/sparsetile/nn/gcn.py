@@ -11,15 +11,8 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
-from sparsetile.layers.normalise import normalised_values
-from sparsetile.nn.arguments import (
-    channels,
-    features,
-    flow_name,
-    glorot,
-    refuse_others,
-    sum_only,
-)
+from sparsetile.layers.normalise import normalised_values, scaled_by_degree
+from sparsetile.nn.arguments import channels, features, flow_name, glorot, refuse_others, sum_only
 from sparsetile.nn.cache import find_graph, find_sampled, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
@@ -65,20 +58,13 @@ class GCNConv(nn.Module):
     torch.Size([3, 4])
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        improved: bool = False,
-        cached: bool = False,
-        add_self_loops: bool | None = None,
-        normalize: bool = True,
-        bias: bool = True,
-        *,
-        flow: str = "source_to_target",
-        aggr: str = "add",
-        **others: Any,
-    ) -> None:
+        self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,
+        add_self_loops: bool | None = None, normalize: bool = True, bias: bool = True, *,
+        flow: str = "source_to_target", aggr: str = "add", **others: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         refuse_others("GCNConv", others)
         sum_only("GCNConv", aggr)
@@ -95,10 +81,7 @@ class GCNConv(nn.Module):
         self.normalize = normalize
         self.flow = flow_name("GCNConv", flow)
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
-        if bias:
-            self.bias: nn.Parameter | None = nn.Parameter(torch.empty(out_channels))
-        else:
-            self.register_parameter("bias", None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_channels)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -161,9 +144,7 @@ class GCNConv(nn.Module):
         if self.out_channels <= self.in_channels:
             return sampled.convolve(self.lin(x), self.bias, relu)
         wide = sampled.convolve(x, None, False)
-        if wide is None:
-            return None
-        return self._map(wide, relu)
+        return None if wide is None else self._map(wide, relu)
 
     def _map(self, x: Tensor, relu: bool) -> Tensor:
         """The linear map after the sum."""
@@ -189,17 +170,10 @@ class GCNConv(nn.Module):
 
 
 def gcn_plan(
-    edge_index: Any,
-    nodes: int,
-    n: int,
-    edge_weight: Tensor | None = None,
-    *,
-    improved: bool = False,
-    add_self_loops: bool = True,
-    dtype: torch.dtype | None = None,
-    flow: str = "source_to_target",
-    **options: Any,
-) -> Plan:
+    edge_index: Any, nodes: int, n: int, edge_weight: Tensor | None = None, *,
+    improved: bool = False, add_self_loops: bool = True, dtype: torch.dtype | None = None,
+    flow: str = "source_to_target", **options: Any,
+) -> Plan:  # fmt: skip
     """Plan the matrix that :class:`GCNConv` multiplies by: D^-1/2 (A + I) D^-1/2.
 
     Pass the plan to the layer instead of ``edge_index``; then the layer does no work on the graph.
@@ -240,16 +214,10 @@ def gcn_plan(
 
 
 def gcn_matrix(
-    edge_index: Any,
-    nodes: int,
-    edge_weight: Tensor | None = None,
-    *,
-    improved: bool = False,
-    add_self_loops: bool = True,
-    dtype: torch.dtype | None = None,
-    flow: str = "source_to_target",
+    edge_index: Any, nodes: int, edge_weight: Tensor | None = None, *, improved: bool = False,
+    add_self_loops: bool = True, dtype: torch.dtype | None = None, flow: str = "source_to_target",
     function: str = "gcn_matrix",
-) -> CSR:
+) -> CSR:  # fmt: skip
     """Return the matrix of :func:`gcn_plan`, A[target, source], without planning it."""
     flow = flow_name(function, flow)
     given = read_input(function, edge_index, edge_weight, flow)
@@ -279,10 +247,4 @@ def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: tor
         values = graph.multiplicity.to(dtype)
     else:
         values = torch.ones(graph.csr.nnz, dtype=dtype, device=graph.csr.device)
-    if not normalize:
-        return values
-    degree = graph.csr.row_sums(values)
-    # Nodes without incoming weight are scaled by 0. The inner torch.where keeps gradients finite.
-    empty = degree == 0
-    scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))
-    return scale.index_select(0, graph.rows) * values * scale.index_select(0, graph.csr.indices)
+    return scaled_by_degree(graph.csr, values) if normalize else values

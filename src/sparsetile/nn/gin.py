@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from sparsetile.core.errors import type_error
 from sparsetile.nn.arguments import features, flow_name, refuse_others, sum_only
 from sparsetile.nn.cache import find_graph
-from sparsetile.nn.inputs import read_input
-from sparsetile.nn.pairs import pair_of
+from sparsetile.nn.inputs import pair_of, read_input
 
 __all__ = ["GINConv"]
 
@@ -44,15 +43,9 @@ class GINConv(nn.Module):
     """
 
     def __init__(
-        self,
-        nn: Callable[[Tensor], Tensor],
-        eps: float = 0.0,
-        train_eps: bool = False,
-        *,
-        flow: str = "source_to_target",
-        aggr: str = "add",
-        **others: Any,
-    ) -> None:
+        self, nn: Callable[[Tensor], Tensor], eps: float = 0.0, train_eps: bool = False, *,
+        flow: str = "source_to_target", aggr: str = "add", **others: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         refuse_others("GINConv", others)
         sum_only("GINConv", aggr)
@@ -79,11 +72,9 @@ class GINConv(nn.Module):
             self.eps.fill_(self.initial_eps)
 
     def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
         size: tuple[int, int] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the new features of the targets.
 
         Parameters
@@ -91,9 +82,8 @@ class GINConv(nn.Module):
         x : Tensor [..., nodes, channels], or a pair of those for sources and targets
             The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
-            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
-            tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.
-            Weights of ``Data`` are not used.
+            A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in
+            PyG. Weights of ``Data`` are not used.
         size : (sources, targets), optional
         """
         sources, targets, sizes = pair_of("GINConv", x, size, self.flow)

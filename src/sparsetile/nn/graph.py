@@ -11,7 +11,7 @@ import functools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,51 +55,32 @@ def building(device: torch.device, layer: str = "forward") -> Iterator[None]:
     settle(device)
 
 
-class Weights:
-    """Values of A for one call, one per entry, and their key in the cache.
+class Weights(NamedTuple):
+    """Values of A for one call, one per entry, and their key in the cache."""
 
-    ``key`` is None if the values belong to this call alone, for example if they need gradients.
-    """
-
-    def __init__(self, key: Hashable | None, values: Tensor) -> None:
-        self.key = key
-        self.values = values
+    key: Hashable | None  # None for values of this call alone, for example if they need gradients
+    values: Tensor
 
 
 class Graph:
     """A pattern A[target, source] with its plans. Made by :func:`sparsetile.nn.cache.find_graph`.
 
-    Parameters
-    ----------
-    csr : CSR [targets, sources]
-        ``entry_map`` maps edges (after self-loops were added) to entries. Values, if any,
-        count parallel edges.
-    loops : {"keep", "replace", "append"}
-        What was done to self-loops. ``replace``: those given were removed, then each node got
-        one, at the end of the edges. ``append``: each node got one more.
-    kept : Tensor of int64, optional
-        With ``replace``: numbers of the given edges that are not self-loops.
-    loop_edge : Tensor of int64 [nodes], optional
-        With ``replace``: the last given edge that was a node's self-loop, or -1.
-    base : CSR, optional
-        The canonical form of a given matrix, to read its values again.
-    planned : Plan or SharedPlan, optional
-        The plan that was given; it is the only one used then.
-    short_lived : bool
-        Whether its plans are made without tuning, until :data:`SHORT_LIVED_CALLS`.
+    ``csr.entry_map`` maps edges (after self-loops were added) to entries; its values, if any, count
+    parallel edges. ``base`` is the canonical form of a given matrix, to read its values again. A
+    given plan, ``planned``, is the only one used. Plans of a ``short_lived`` graph are made without
+    tuning, until :data:`SHORT_LIVED_CALLS`.
+
+    ``loops``: what was done to self-loops. ``replace``: those given were removed, then each node
+    got one, at the end of the edges. ``kept`` are the numbers of the other given edges, and
+    ``loop_edge`` the last given edge that was a node's self-loop, or -1. ``append``: each node got
+    one more.
     """
 
     def __init__(
-        self,
-        csr: CSR,
-        loops: Loops = "keep",
-        *,
-        kept: Tensor | None = None,
-        loop_edge: Tensor | None = None,
-        base: CSR | None = None,
-        planned: Plan | SharedPlan | None = None,
-        short_lived: bool = False,
-    ) -> None:
+        self, csr: CSR, loops: Loops = "keep", *, kept: Tensor | None = None,
+        loop_edge: Tensor | None = None, base: CSR | None = None,
+        planned: Plan | SharedPlan | None = None, short_lived: bool = False,
+    ) -> None:  # fmt: skip
         self.short_lived = short_lived
         self.calls = 0
         self.csr = csr if csr.values is None else csr.with_values(None)
@@ -129,10 +110,7 @@ class Graph:
                 self._streams[handle] = torch.cuda.current_stream(device)
 
     def __del__(self) -> None:
-        """Delay the reuse of the tensors' memory until the streams that read it are done.
-
-        Plans do so themselves.
-        """
+        """Let go of its tensors. Plans do so themselves."""
         if "_streams" not in self.__dict__:
             return
         csr, base = self.csr, self._base
@@ -337,21 +315,12 @@ class Graph:
     # -- products -------------------------------------------------------------------------------
 
     def aggregate(
-        self,
-        x: Tensor,
-        weights: Weights | None = None,
-        *,
-        reduce: str = "sum",
-        bias: Tensor | None = None,
-        relu: bool = False,
-    ) -> Tensor:
+        self, x: Tensor, weights: Weights | None = None, *, reduce: str = "sum",
+        bias: Tensor | None = None, relu: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Return relu(A·x + bias), or A's other reductions of x, at each target.
 
-        Parameters
-        ----------
-        x : Tensor [..., sources, N]
-        weights : Weights, optional
-            A's values; every entry counts as 1 when None. A given plan uses its own values.
+        Without ``weights`` every entry counts as 1. A given plan uses its own values.
         """
         if self.planned is not None:
             return self.planned.run(

@@ -6,29 +6,21 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 __all__ = [
-    "HOOKS",
-    "has_hooks",
-    "has_state_hooks",
-    "has_tensor_hooks",
-    "is_plain_linear",
+    "HOOKS", "has_hooks", "has_state_hooks", "has_tensor_hooks", "is_plain_linear",
     "take_over_hooks",
-]
+]  # fmt: skip
 
 # Attributes of a module with its hooks.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Attributes that say how each hook is called.
 _HOW_CALLED = (
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
     "_is_full_backward_hook",
-)
+)  # fmt: skip
 _STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
-)
+)  # fmt: skip
 
 
 def has_hooks(module: object) -> bool:

@@ -1,6 +1,7 @@
 """Recognises the inputs that layers accept as a graph, without reading them or importing PyG.
 
-Every input becomes A[target, source]:
+Features are those of one set of nodes, or a pair of sources and targets (:func:`pair_of`). Every
+graph becomes A[target, source]:
 
 - ``edge_index`` [2, E], a tensor or PyG's ``EdgeIndex``: messages flow from ``edge_index[0]`` to
   ``edge_index[1]``, or in reverse with ``flow="target_to_source"``;
@@ -25,7 +26,7 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import plain_edges
 from sparsetile.plan.plan import Plan
 
-__all__ = ["Given", "read_input"]
+__all__ = ["Given", "pair_of", "read_input"]
 
 _ACCEPTED = (
     "Pass edge_index [2, E], a PyG EdgeIndex or Data, a torch sparse tensor adj_t[target, source], "
@@ -34,21 +35,12 @@ _ACCEPTED = (
 
 
 class Given(NamedTuple):
-    """One recognised input.
-
-    Attributes
-    ----------
-    kind : {"edges", "matrix", "plan"}
-    pattern : Tensor [2, E], sparse matrix [targets, sources], Plan or SharedPlan
-    weight : Tensor [E] or None
-        Of edges. A matrix and a plan have their own values.
-    size : tuple
-        (sources, targets) as far as an ``EdgeIndex`` knows them, else (None, None).
-    """
+    """One recognised input."""
 
     kind: Literal["edges", "matrix", "plan"]
-    pattern: Any
-    weight: Tensor | None = None
+    pattern: Any  # Tensor [2, E], sparse matrix [targets, sources], Plan or SharedPlan
+    weight: Tensor | None = None  # [E], of edges; a matrix and a plan have their own values
+    # (sources, targets) as far as an ``EdgeIndex`` knows them.
     size: tuple[int | None, int | None] = (None, None)
 
     def without_weight(self) -> Given:
@@ -67,7 +59,10 @@ def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Give
     if isinstance(graph, Plan):
         _check_matrix(layer, graph, weight, flow, planned=True)
         return Given("plan", graph)
-    if type(graph) is not Tensor and _is_data(graph):
+    if type(graph) is not Tensor and any(
+        base.__name__ == "Data" and base.__module__.startswith("torch_geometric.data")
+        for base in type(graph).__mro__
+    ):
         if weight is None:
             weight = getattr(graph, "edge_weight", None)
         edges = graph.edge_index
@@ -89,13 +84,6 @@ def read_input(layer: str, graph: Any, weight: Tensor | None, flow: str) -> Give
             "Call adj_t.to_torch_sparse_csr_tensor()",
         )  # fmt: skip
     raise type_error(layer, "edge_index", "a graph", type(graph).__name__, _ACCEPTED)
-
-
-def _is_data(graph: Any) -> bool:
-    return any(
-        base.__name__ == "Data" and base.__module__.startswith("torch_geometric.data")
-        for base in type(graph).__mro__
-    )
 
 
 def _edges(
@@ -137,3 +125,49 @@ def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str, plan
             layer, "flow", f"'source_to_target' with {name} (rows are targets)", repr(flow),
             "Pass plan.T" if isinstance(graph, Plan) else "Pass the transposed matrix",
         )  # fmt: skip
+
+
+def pair_of(
+    layer: str, x: Any, size: tuple[int, int] | None, flow: str
+) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
+    """Return the features of sources and of targets, and how many there are of each.
+
+    ``size`` (sources, targets) is required if the features of the targets are None.
+    """
+    if isinstance(x, Tensor):
+        if size is None:
+            nodes = _node_count(x) or 0
+            return x, x, (nodes, nodes)
+        sources, targets = x, x
+    elif isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
+        if flow != "source_to_target":
+            raise value_error(
+                layer, "flow", "'source_to_target' with a pair of features", repr(flow),
+                "Swap the rows of edge_index with .flip(0)",
+            )  # fmt: skip
+        sources, targets = x
+    else:
+        raise type_error(
+            layer, "x", "a tensor, or a pair (sources, targets)", type(x).__name__,
+            "Pass x, or (x_sources, x_targets)",
+        )  # fmt: skip
+    if targets is None and size is None:
+        raise value_error(
+            layer, "size", "given if the targets have no features", "None",
+            "Pass size=(sources, targets)",
+        )  # fmt: skip
+    counts = _node_count(sources), None if targets is None else _node_count(targets)
+    if size is None:
+        return sources, targets, (counts[0] or 0, counts[1] or 0)
+    if len(size) != 2 or any(
+        have is not None and have != want for have, want in zip(counts, size, strict=True)
+    ):
+        raise value_error(
+            layer, "size", f"{counts}, the nodes of x", size, "Omit size=, or correct it"
+        )
+    return sources, targets, (size[0] or 0, size[1] or 0)
+
+
+def _node_count(x: Tensor) -> int | None:
+    """Rows of features; None if x has none."""
+    return x.shape[-2] if x.dim() > 1 else None

@@ -26,18 +26,10 @@ _ADVICE = "pass a filter_fn that is true for it to prune it"
 
 @dataclass(frozen=True)
 class SparsifyReport:
-    """What :func:`sparsify_` did with each layer that has weights of two dimensions or more.
+    """What :func:`sparsify_` did with each layer that has weights of two dimensions or more."""
 
-    Attributes
-    ----------
-    pruned : dict
-        Layer name -> how many blocks are kept.
-    skipped : dict
-        Module name -> why it stays dense.
-    """
-
-    pruned: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    pruned: dict[str, str] = field(default_factory=dict)  # layer name -> how many blocks are kept
+    skipped: dict[str, str] = field(default_factory=dict)  # module name -> why it stays dense
 
     def __str__(self) -> str:
         lines = [f"pruned: {_counted(len(self.pruned), 'layer')}"]
@@ -150,12 +142,8 @@ def chosen_layers(
 ) -> Choice:
     """Choose the layers to prune; raise if the caller names one that cannot be pruned.
 
-    Parameters
-    ----------
-    filter_fn : callable, optional
-        When None: linear layers that are not output heads.
-    masked : collection of str, optional
-        Names with masks, which select these layers as a filter does.
+    Without a filter these are linear layers but no output heads. Names with masks, ``masked``,
+    choose their layers as a filter does.
     """
     names, owners = names_of(model), tensor_owners(model)
     heads = _output_heads(model)

@@ -5,9 +5,8 @@ positions. So optimisers have state for kept weights only, a layer pruned to 90 
 tenth of its dense bytes, and nothing has to be packed when weights change. One object serves any
 number of tokens; ``layers/block_layer.py`` has the kernels and chooses among them.
 
-The file is long because it is one class with a third docstrings. Its argument checks are in
-``linear_arguments.py``, the cached launches of inference in ``linear_binding.py``, FP8 in
-``fp8_blocks.py`` and the choice of blocks in ``pruning.py``.
+Argument checks are in ``arguments.py``, the cached launches of inference in ``linear_binding.py``,
+FP8 in ``fp8_blocks.py`` and the choice of blocks in ``pruning.py``.
 """
 
 from __future__ import annotations
@@ -29,18 +28,10 @@ from sparsetile.intake.csr import FP8
 from sparsetile.intake.identity import tensor_key
 from sparsetile.layers import block_linear as operators
 from sparsetile.layers.block_layer import ACTIVATIONS, activate
+from sparsetile.nn import pruning
+from sparsetile.nn.arguments import check_input, check_weight, checked_keep
 from sparsetile.nn.fp8_blocks import quantized, scaled
-from sparsetile.nn.linear_arguments import check_input, check_weight, checked_keep
 from sparsetile.nn.linear_binding import BUILDING, Bound, keeps_dense, rebound, version_of
-from sparsetile.nn.pruning import (
-    block_size,
-    drop_blocks_,
-    kept_blocks,
-    kept_count,
-    largest_blocks,
-    shrink_state,
-    sparsity_share,
-)
 from sparsetile.plan.modes import outside_modes, unwatched_call
 
 __all__ = ["SparseLinear"]
@@ -126,69 +117,48 @@ class SparseLinear(nn.Module):
     weight_exponent: Tensor | None
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        keep: Tensor,
-        *,
-        block: int = 64,
-        bias: bool = True,
-        activation: str = "none",
-        prefer: str = "speed",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_features: int, out_features: int, keep: Tensor, *, block: int = 64,
+        bias: bool = True, activation: str = "none", prefer: str = "speed",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.block = block_size("SparseLinear", block)
-        self.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
-        self.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
-        shape = (out_features, in_features)
-        kept = checked_keep(keep, shape, self.block)
-        pattern = BlockPattern.from_mask(kept, shape, self.block)
-        self._fill(pattern.row_ptr.to(device), pattern.col_idx.to(device), bias, device, dtype)
+        block, shape = pruning.block_size("SparseLinear", block), (out_features, in_features)
+        pattern = BlockPattern.from_mask(checked_keep(keep, shape, block), shape, block)
+        lists = (pattern.row_ptr.to(device), pattern.col_idx.to(device))
+        self._fill(shape, lists, block, bias, activation, prefer, device, dtype)
         self.reset_parameters()
 
     def _fill(
-        self,
-        row_ptr: Tensor,
-        col_idx: Tensor,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
+        self, shape: tuple[int, int], lists: tuple[Tensor, Tensor], block: int, bias: bool,
+        activation: str, prefer: str, device: torch.device | str | None, dtype: torch.dtype | None,
+    ) -> None:  # fmt: skip
         """Register parameters and buffers for a pattern; weights are not initialised."""
-        unit = BlockPattern.unit_of(self.block)
+        self.out_features, self.in_features = shape
+        self.block, unit = block, BlockPattern.unit_of(block)
+        self.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
+        self.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
         if self.activation == "swiglu" and self.out_features % (2 * unit):
             raise value_error(
                 "SparseLinear", "out_features", f'a multiple of {2 * unit} with "swiglu"',
                 self.out_features, "Keep gate and up as separate layers",
             )  # fmt: skip
-        blocks = (col_idx.numel(), unit, unit)
+        blocks = (lists[1].numel(), unit, unit)
         self.weight = nn.Parameter(torch.empty(blocks, device=device, dtype=dtype))
         if bias:
             self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        self.register_buffer("block_row_ptr", row_ptr)
-        self.register_buffer("block_col_idx", col_idx)
+        for name, part in zip(_LISTS, lists, strict=True):
+            self.register_buffer(name, part)
         self.register_buffer(_EXPONENT, None)
         self._forget()
 
     @classmethod
     def of_size(
-        cls,
-        in_features: int,
-        out_features: int,
-        blocks: int,
-        *,
-        block: int = 64,
-        bias: bool = True,
-        activation: str = "none",
-        prefer: str = "speed",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
+        cls, in_features: int, out_features: int, blocks: int, *, block: int = 64,
+        bias: bool = True, activation: str = "none", prefer: str = "speed",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> Self:  # fmt: skip
         """Make a layer with a given number of blocks; load its pattern and weights afterwards.
 
         Examples
@@ -204,32 +174,38 @@ class SparseLinear(nn.Module):
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.in_features, made.out_features = in_features, out_features
-        made.block = block_size("SparseLinear", block)
-        made.activation = one_of("SparseLinear", "activation", activation, ACTIVATIONS)
-        made.prefer = one_of("SparseLinear", "prefer", prefer, _PREFERENCES)
-        rows = -(-out_features // BlockPattern.unit_of(block))
-        row_ptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-        col_idx = torch.zeros(blocks, dtype=torch.int32, device=device)
-        made._fill(row_ptr, col_idx, bias, device, dtype)
+        block = pruning.block_size("SparseLinear", block)
+        counts = (-(-out_features // BlockPattern.unit_of(block)) + 1, blocks)
+        first, second = (torch.zeros(n, dtype=torch.int32, device=device) for n in counts)
+        shape = (out_features, in_features)
+        made._fill(shape, (first, second), block, bias, activation, prefer, device, dtype)
         return made
+
+    @torch.no_grad()
+    def _take(self, weight: Tensor, row_ptr: Tensor, col_idx: Tensor, bias: Tensor | None) -> None:
+        """Copy kept blocks, their positions and a bias."""
+        self.weight.copy_(weight)
+        self.block_row_ptr.copy_(row_ptr)
+        self.block_col_idx.copy_(col_idx)
+        if bias is not None:
+            self.bias.copy_(bias)
+        self._forget()
+
+    def _train_like(self, other: nn.Linear | SparseLinear) -> Self:
+        """Freeze what is frozen there, and take over the mode."""
+        self.weight.requires_grad_(other.weight.requires_grad)
+        if self.bias is not None:
+            self.bias.requires_grad_(other.bias.requires_grad)
+        return self.train(other.training)
 
     # -- to and from dense layers ---------------------------------------------------------------
 
     @classmethod
     def from_dense(
-        cls,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        sparsity: float | None = None,
-        method: str = "magnitude",
-        mask: Tensor | None = None,
-        block: int = 64,
-        activation: str = "none",
-        prefer: str = "speed",
-        generator: torch.Generator | None = None,
-    ) -> Self:
+        cls, weight: Tensor, bias: Tensor | None = None, *, sparsity: float | None = None,
+        method: str = "magnitude", mask: Tensor | None = None, block: int = 64,
+        activation: str = "none", prefer: str = "speed", generator: torch.Generator | None = None,
+    ) -> Self:  # fmt: skip
         """Keep blocks of a dense weight [out_features, in_features].
 
         Parameters
@@ -260,7 +236,7 @@ class SparseLinear(nn.Module):
         """
         name = "SparseLinear.from_dense"
         check_weight(name, weight)
-        block = block_size(name, block)
+        block = pruning.block_size(name, block)
         if any(side % block for side in weight.shape):
             _say_once(
                 f"SparseLinear: blocks of {block} do not divide a weight of "
@@ -268,7 +244,7 @@ class SparseLinear(nn.Module):
             )
         if sparsity is None or mask is not None:
             method = "mask"
-        keep = kept_blocks(
+        keep = pruning.kept_blocks(
             name, weight.detach(), block, sparsity=sparsity, method=method, mask=mask,
             generator=generator,
         )  # fmt: skip
@@ -278,17 +254,11 @@ class SparseLinear(nn.Module):
             shape[1], shape[0], pattern.count, block=block, bias=bias is not None,
             activation=activation, prefer=prefer, device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
-        made.block_row_ptr.copy_(pattern.row_ptr)
-        made.block_col_idx.copy_(pattern.col_idx)
-        with torch.no_grad():
-            lists = (pattern.row_ptr, pattern.col_idx, pattern.unit)
-            made.weight.copy_(blocks_of(weight.detach(), *lists))
-            if bias is not None:
-                made.bias.copy_(bias)
+        taken = blocks_of(weight.detach(), pattern.row_ptr, pattern.col_idx, pattern.unit)
+        made._take(taken, pattern.row_ptr, pattern.col_idx, bias)
         made.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
         if bias is not None and isinstance(bias, nn.Parameter):
             made.bias.requires_grad_(bias.requires_grad)
-        made._forget()
         return made
 
     @classmethod
@@ -342,13 +312,11 @@ class SparseLinear(nn.Module):
             self.in_features, self.out_features, self.bias is not None, device="meta",
             dtype=self._wide_dtype(),
         )  # fmt: skip
-        made.weight = nn.Parameter(
-            self.to_dense().detach().contiguous(), requires_grad=self.weight.requires_grad
-        )
+        dense = self.to_dense().detach().contiguous()
+        made.weight = nn.Parameter(dense, requires_grad=self.weight.requires_grad)
         if self.bias is not None:
-            made.bias = nn.Parameter(
-                self.bias.detach().clone(), requires_grad=self.bias.requires_grad
-            )
+            copied = self.bias.detach().clone()
+            made.bias = nn.Parameter(copied, requires_grad=self.bias.requires_grad)
         return made.train(self.training)
 
     def reset_parameters(self) -> None:
@@ -401,14 +369,14 @@ class SparseLinear(nn.Module):
         >>> layer.prune_(0.5)
         SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4)
         """
-        share = sparsity_share("SparseLinear.prune_", sparsity)
+        share = pruning.sparsity_share("SparseLinear.prune_", sparsity)
         if self.weight_exponent is not None:
             raise value_error(
                 "SparseLinear.prune_", "weight", "of 16 bits or more", self.weight.dtype,
                 "Call dequantize_() first",
             )  # fmt: skip
         rows, cols = self.pattern.grid
-        count = kept_count(rows * cols, share)
+        count = pruning.kept_count(rows * cols, share)
         if optimizer is not None and self.weight.requires_grad:
             groups = optimizer.param_groups
             if not any(part is self.weight for group in groups for part in group["params"]):
@@ -418,15 +386,15 @@ class SparseLinear(nn.Module):
                 )  # fmt: skip
         if count >= self.weight.shape[0]:
             return self
-        kept = largest_blocks(self.weight, count)
+        kept = pruning.largest_blocks(self.weight, count)
         mask = torch.zeros((rows, cols), dtype=torch.bool, device=kept.device)
         mask[self.pattern.row_ids()[kept], self.block_col_idx[kept].long()] = True
         unit = BlockPattern.unit_of(self.block)
         pattern = BlockPattern.from_mask(mask, self.pattern.shape, unit)
-        drop_blocks_(self.weight, kept)
+        pruning.drop_blocks_(self.weight, kept)
         self.block_row_ptr, self.block_col_idx = pattern.row_ptr, pattern.col_idx
         if optimizer is not None:
-            shrink_state(optimizer, self.weight)
+            pruning.shrink_state(optimizer, self.weight)
         self._forget()
         return self
 
@@ -497,10 +465,8 @@ class SparseLinear(nn.Module):
     @property
     def pattern(self) -> BlockPattern:
         """The kept blocks."""
-        shape = (self.out_features, self.in_features)
-        return BlockPattern(
-            self.block_row_ptr, self.block_col_idx, shape, BlockPattern.unit_of(self.block)
-        )
+        unit, shape = BlockPattern.unit_of(self.block), (self.out_features, self.in_features)
+        return BlockPattern(self.block_row_ptr, self.block_col_idx, shape, unit)
 
     @property
     def sparsity(self) -> float:
@@ -540,16 +506,13 @@ class SparseLinear(nn.Module):
 
     def extra_repr(self) -> str:
         rows, cols = self.pattern.grid
-        parts = [
-            f"in_features={self.in_features}, out_features={self.out_features}",
-            f"bias={self.bias is not None}, block={self.block}",
-            f"kept={self.weight.shape[0]}/{rows * cols}",
-        ]
-        if self.activation != "none":
-            parts.append(f"activation={self.activation}")
-        if self.weight_exponent is not None:
-            parts.append("weight=FP8")
-        return ", ".join(parts)
+        activation = "" if self.activation == "none" else f", activation={self.activation}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, block={self.block}, "
+            f"kept={self.weight.shape[0]}/{rows * cols}{activation}"
+            f"{'' if self.weight_exponent is None else ', weight=FP8'}"
+        )
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -594,15 +557,9 @@ class SparseLinear(nn.Module):
         self._forget()
 
     def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
         """Load a state dict of any pattern of this size, or the kept blocks of a dense one."""
         weight = state_dict.get(f"{prefix}weight")
         lists = [state_dict.get(prefix + name) for name in _LISTS]
@@ -618,8 +575,7 @@ class SparseLinear(nn.Module):
             parts = (self.block_row_ptr, self.block_col_idx)
             with torch.no_grad():
                 row_ptr, col_idx = (part.to(weight.device) for part in parts)
-                unit = BlockPattern.unit_of(self.block)
-                taken = blocks_of(weight, row_ptr, col_idx, unit)
+                taken = blocks_of(weight, row_ptr, col_idx, BlockPattern.unit_of(self.block))
             changed = {f"{prefix}weight": taken}
             changed |= {prefix + name: part for name, part in zip(_LISTS, parts, strict=True)}
             state_dict = {**state_dict, **changed}
@@ -731,9 +687,8 @@ class SparseLinear(nn.Module):
 
     def _by_torch(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
         """The product if neither kernel runs: by torch; None if ``_general`` must compute it."""
-        if bound.exponent is not None or torch.jit.is_tracing():
-            return None
-        if x.shape[-1:] != (self.in_features,):
+        wrong = x.shape[-1:] != (self.in_features,)
+        if wrong or bound.exponent is not None or torch.jit.is_tracing():
             return None
         return activate(functional.linear(x, self._dense_copy(), bias), self.activation)
 

@@ -30,7 +30,6 @@ __all__ = ["BUILDING", "Bound", "keeps_dense", "rebound", "version_of"]
 _PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may store their data elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
 
-
 # One lock for all layers: a bound layer that another thread reads is not replaced.
 BUILDING = threading.RLock()
 
@@ -54,6 +53,18 @@ def on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
+def _place(module: Layer, weight: Tensor, bias: Tensor | None) -> tuple[object, ...]:
+    """The module's tensors and their addresses, and its settings."""
+    buffers = module._buffers
+    row_ptr, col_idx = buffers["block_row_ptr"], buffers["block_col_idx"]
+    exponent = buffers["weight_exponent"]
+    return (
+        id(weight), weight.data_ptr(), id(bias), None if bias is None else bias.data_ptr(),
+        id(row_ptr), row_ptr.data_ptr(), id(col_idx), col_idx.data_ptr(), id(exponent),
+        None if exponent is None else exponent.data_ptr(), module.activation, module.prefer,
+    )  # fmt: skip
+
+
 class Bound:
     """A bound layer, and the parameters and buffers that it was made of."""
 
@@ -61,17 +72,12 @@ class Bound:
         self, layer: BoundLayer, module: Layer, weight: Tensor, bias: Tensor | None
     ) -> None:
         self.layer, self.dtype, self.device = layer, layer.dtype, layer.device
-        self.weight, self.bias = weight, bias
-        self.weight_at = weight.data_ptr()
-        self.bias_at = None if bias is None else bias.data_ptr()
-        self.exponent = exponent = module.weight_exponent
-        self.exponent_at = None if exponent is None else exponent.data_ptr()
+        self.exponent, self._bias = module.weight_exponent, bias
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
-        self.row_ptr_at, self.col_idx_at = self.row_ptr.data_ptr(), self.col_idx.data_ptr()
-        # References, so that these addresses are not reused. The layer has those of the lists.
-        held = (weight, bias, exponent)
-        self._memory = [each.detach() for each in held if each is not None]
-        self.activation, self.prefer = module.activation, module.prefer
+        self._place = _place(module, weight, bias)
+        # References, so that neither objects nor addresses are reused. The layer has the lists'.
+        held = [each for each in (weight, bias, self.exponent) if each is not None]
+        self._memory = [*held, *(each.detach() for each in held)]
         # Whether torch counts all writes to the bias; if not, each call copies it.
         self._bias_counted = bias is None or counter_tells(bias)
         # Tensors of inference mode have no version counter.
@@ -87,30 +93,12 @@ class Bound:
 
     def _count(self) -> tuple[int, int, int]:
         """Versions of the two lists (work items were made of them) and of the bias."""
-        bias = 0 if self.bias is None else version_of(self.bias)
+        bias = 0 if self._bias is None else version_of(self._bias)
         return version_of(self.row_ptr), version_of(self.col_idx), bias
-
-    def _lies(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, at the same addresses."""
-        buffers = module._buffers
-        return (
-            weight is self.weight
-            and weight.data_ptr() == self.weight_at
-            and bias is self.bias
-            and (bias is None or bias.data_ptr() == self.bias_at)
-            and buffers["block_row_ptr"] is self.row_ptr
-            and buffers["block_col_idx"] is self.col_idx
-            and self.row_ptr.data_ptr() == self.row_ptr_at
-            and self.col_idx.data_ptr() == self.col_idx_at
-            and buffers["weight_exponent"] is self.exponent
-            and (self.exponent is None or self.exponent.data_ptr() == self.exponent_at)
-            and module.activation is self.activation
-            and module.prefer is self.prefer
-        )
 
     def holds(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether the module has the same tensors, at the same addresses, unchanged."""
-        if not self._lies(module, weight, bias):
+        if _place(module, weight, bias) != self._place:
             return False
         if bias is not None and (
             module.training or not self._bias_counted or epoch() != self._epoch
@@ -128,7 +116,7 @@ class Bound:
     def renewed(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
         """Copy the bias again; False if something else has changed, too."""
         now, when = self._count(), epoch()
-        if now[:2] != self._versions[:2] or not self._lies(module, weight, bias):
+        if now[:2] != self._versions[:2] or _place(module, weight, bias) != self._place:
             return False
         self.layer.renew_bias()
         if not torch.cuda.is_current_stream_capturing():  # the copy happens at replay

@@ -6,9 +6,9 @@ and maxima and minima, which do not depend on how often an edge occurs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsetile.core.checks import reduce_name
@@ -16,27 +16,20 @@ from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import features, flow_name
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
-from sparsetile.nn.inputs import Given, read_input
-from sparsetile.nn.pairs import pair_of
+from sparsetile.nn.inputs import Given, pair_of, read_input
 
 __all__ = ["aggregate", "reduction"]
 
 
 def aggregate(
-    x: Tensor | tuple[Tensor, Tensor | None],
-    edge_index: Any,
-    edge_weight: Tensor | None = None,
-    *,
-    reduce: str = "sum",
-    size: tuple[int, int] | None = None,
-    flow: str = "source_to_target",
-) -> Tensor:
+    x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any, edge_weight: Tensor | None = None, *,
+    reduce: str = "sum", size: tuple[int, int] | None = None, flow: str = "source_to_target",
+) -> Tensor:  # fmt: skip
     """Return the sum, mean, max or min of the neighbours of each target, in one call.
 
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
     this multiplies by A[target, source]. It stores nothing of size edges × features. It plans the
-    graph at the first call and keeps the plan while ``edge_index`` lives and does not change; see
-    ``sparsetile.nn.graph`` for the cost of the first calls.
+    graph at the first call and keeps the plan while ``edge_index`` lives and does not change.
 
     Parameters
     ----------
@@ -70,23 +63,25 @@ def aggregate(
     sources, _, sizes = pair_of("aggregate", x, size, flow)
     features("aggregate", "x", sources, sources.shape[-1] if sources.dim() else 0)
     given = read_input("aggregate", edge_index, edge_weight, flow)
-    graph, values_key = find_graph(
-        "aggregate", given, sizes, sources.device, flow=flow, only_reduces=True
-    )
-    reduce, weights = reduction("aggregate", graph, given, values_key, reduce)
+    graph, reduce, weights = reduction("aggregate", given, sizes, sources.device, flow, reduce)
     return graph.aggregate(sources, weights, reduce=reduce)
 
 
 def reduction(
-    layer: str, graph: Graph, given: Given, values_key: Hashable, reduce: str
-) -> tuple[str, Weights | None]:
-    """Return the reduction over A's entries, and their values, that reduce over the edges."""
+    layer: str, given: Given, size: tuple[int, int], device: torch.device, flow: str, reduce: str
+) -> tuple[Graph, str, Weights | None]:
+    """Return the graph, and the reduction over A's entries with values that reduces over edges.
+
+    The parameters are those of :func:`find_graph`.
+    """
+    graph, values_key = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
     parallel = graph.multiplicity is not None
     if given.weight is None:
         if not parallel or reduce == "sum":
-            return reduce, graph.own_weights(given, values_key)
-        # Parallel edges do not change a maximum.
-        return ("sum", graph.mean_weights()) if reduce == "mean" else (reduce, None)
+            return graph, reduce, graph.own_weights(given, values_key)
+        if reduce == "mean":
+            return graph, "sum", graph.mean_weights()
+        return graph, reduce, None  # parallel edges do not change a maximum
     if parallel and reduce in ("max", "min"):
         raise value_error(
             layer, "edge_index", f"without parallel edges for a weighted {reduce}",
@@ -102,6 +97,6 @@ def reduction(
 
     reduced = "sum" if parallel else reduce
     if given.trained:
-        return reduced, Weights(None, values())
+        return graph, reduced, Weights(None, values())
     name = ("edges", parallel and reduce == "mean")
-    return reduced, graph.keep_values(name, values_key, lambda: values().detach())
+    return graph, reduced, graph.keep_values(name, values_key, lambda: values().detach())

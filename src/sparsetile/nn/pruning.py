@@ -19,15 +19,9 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import UNIT
 
 __all__ = [
-    "METHODS",
-    "block_size",
-    "drop_blocks_",
-    "kept_blocks",
-    "kept_count",
-    "largest_blocks",
-    "shrink_state",
-    "sparsity_share",
-]
+    "METHODS", "block_size", "drop_blocks_", "kept_blocks", "kept_count", "largest_blocks",
+    "shrink_state", "sparsity_share",
+]  # fmt: skip
 
 METHODS = ("magnitude", "random", "mask")
 # No kernel profits from smaller blocks.
@@ -77,29 +71,15 @@ def kept_count(blocks: int, sparsity: float) -> int:
 
 @torch.no_grad()
 def kept_blocks(
-    function: str,
-    weight: Tensor,
-    block: int,
-    *,
-    sparsity: float | None = None,
-    method: str = "magnitude",
-    mask: Tensor | None = None,
-    mask_name: str = "mask",
+    function: str, weight: Tensor, block: int, *, sparsity: float | None = None,
+    method: str = "magnitude", mask: Tensor | None = None, mask_name: str = "mask",
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return which blocks of ``weight`` [rows, columns] are kept, bool [block rows, block columns].
 
-    Parameters
-    ----------
-    sparsity : float, optional
-        Share of the blocks that is dropped. None with ``method="mask"``.
-    method : {"magnitude", "random", "mask"}
-        Blocks of the largest norm (in float32; of equal ones the first), random ones, or those
-        of ``mask``. Without a mask, the nonzero blocks of ``weight``.
-    mask : Tensor of bool [rows, columns] or [block rows, block columns]
-        Made of whole blocks.
-    mask_name : str
-        What errors call the mask.
+    Those of the largest norm (in float32; of equal ones the first), random ones, or those of
+    ``mask``, which has a value per weight or per block. ``method="mask"`` without a mask keeps the
+    nonzero blocks. Errors call the mask ``mask_name``.
     """
     one_of(function, "method", method, METHODS)
     rows, cols = int(weight.shape[0]), int(weight.shape[1])

@@ -42,45 +42,25 @@ def place_of(tensor: Tensor) -> tuple[int, ...]:
     return (tensor.data_ptr(), tensor.numel())
 
 
-class Replacements:
-    """Modules and their replacements. Nothing changes before :meth:`apply`."""
+class Replacements(dict[nn.Module, nn.Module]):
+    """Modules and what replaces them; others stand for themselves. ``apply`` changes a model."""
 
     def __init__(self) -> None:
-        self._made: dict[nn.Module, nn.Module] = {}
-        self._parts: list[tuple[nn.Module, dict[str, nn.Module]]] = []
+        super().__init__()
+        self.parts: list[tuple[nn.Module, dict[str, nn.Module]]] = []  # new children of modules
 
-    def __contains__(self, module: nn.Module) -> bool:
-        return module in self._made
-
-    def add(self, old: nn.Module, new: nn.Module) -> None:
-        """Replace ``old`` by ``new``, which gets its hooks."""
-        self._made[old] = new
-
-    def discard(self, module: nn.Module) -> None:
-        """Do not replace this module."""
-        self._made.pop(module, None)
-
-    def made(self) -> list[nn.Module]:
-        """The new modules."""
-        return [*self._made.values()]
-
-    def set_parts(self, module: nn.Module, parts: dict[str, nn.Module]) -> None:
-        """Set the children of a module."""
-        self._parts.append((module, parts))
-
-    def __getitem__(self, module: nn.Module) -> nn.Module:
-        """The replacement of a module, or the module itself."""
-        return self._made.get(module, module)
+    def __missing__(self, module: nn.Module) -> nn.Module:
+        return module
 
     def apply(self, model: nn.Module) -> None:
-        """Replace every module, under each of its names."""
+        """Replace every module, under each of its names; the new ones get the hooks."""
         for parent in [*model.modules()]:
             for name, child in parent._modules.items():
-                if child is not None and child in self._made:
-                    parent._modules[name] = self._made[child]
-        for module, parts in self._parts:
+                if child is not None and child in self:
+                    parent._modules[name] = self[child]
+        for module, parts in self.parts:
             module._modules.update(parts)
-        for old, new in self._made.items():
+        for old, new in self.items():
             take_over_hooks(new, old)
         _choose_fast_paths(model)
 

@@ -10,13 +10,11 @@ from torch.nn import functional
 
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
-from sparsetile.nn.arguments import channels, features, flow_name, refuse_others
-from sparsetile.nn.cache import find_graph
+from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, width_pair
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.hooks import is_plain_linear
-from sparsetile.nn.inputs import read_input
+from sparsetile.nn.inputs import pair_of, read_input
 from sparsetile.nn.neighbours import reduction
-from sparsetile.nn.pairs import pair_of
 from sparsetile.nn.sampled import SampledGraph
 
 __all__ = ["SAGEConv"]
@@ -59,18 +57,10 @@ class SAGEConv(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        aggr: str = "mean",
-        normalize: bool = False,
-        root_weight: bool = True,
-        project: bool = False,
-        bias: bool = True,
-        *,
-        flow: str = "source_to_target",
-        **others: Any,
-    ) -> None:
+        self, in_channels: int | tuple[int, int], out_channels: int, aggr: str = "mean",
+        normalize: bool = False, root_weight: bool = True, project: bool = False, bias: bool = True,
+        *, flow: str = "source_to_target", **others: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         refuse_others("SAGEConv", others)
         if aggr not in ("mean", "max", "min", "sum", "add", "amax", "amin"):
@@ -80,8 +70,7 @@ class SAGEConv(nn.Module):
             )  # fmt: skip
         self.aggr = reduce_name("SAGEConv", aggr)
         self.in_channels = in_channels
-        pair = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,) * 2
-        self._widths = tuple(channels("SAGEConv", "in_channels", width) for width in pair)
+        self._widths = width_pair("SAGEConv", in_channels)
         self.out_channels = channels("SAGEConv", "out_channels", out_channels)
         self.normalize = normalize
         self.root_weight = root_weight
@@ -99,11 +88,9 @@ class SAGEConv(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor | None],
-        edge_index: Any,
+        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
         size: tuple[int, int] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the new features of the targets.
 
         Parameters
@@ -111,9 +98,8 @@ class SAGEConv(nn.Module):
         x : Tensor [..., nodes, in_channels], or a pair of those for sources and targets
             The second of a pair may be None. Then ``size`` gives the number of targets.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
-            Messages flow from ``edge_index[0]`` to ``edge_index[1]`` (see ``flow``). A sparse
-            tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in PyG.
-            Weights of ``Data`` are not used.
+            A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in
+            PyG. Weights of ``Data`` are not used.
         size : (sources, targets), optional
 
         Returns
@@ -127,10 +113,9 @@ class SAGEConv(nn.Module):
         if self.project:
             sources = self.lin(sources).relu()
         given = read_input("SAGEConv", edge_index, None, self.flow).without_weight()
-        graph, values_key = find_graph(
-            "SAGEConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
+        graph, reduce, weights = reduction(
+            "SAGEConv", given, sizes, sources.device, self.flow, self.aggr
         )
-        reduce, weights = reduction("SAGEConv", graph, given, values_key, self.aggr)
         if targets is not None and self._joins(graph, sources, targets):
             out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
         else:
@@ -142,13 +127,9 @@ class SAGEConv(nn.Module):
         return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
 
     def _apart(
-        self,
-        graph: Graph,
-        sources: Tensor,
-        targets: Tensor | None,
-        reduce: str,
+        self, graph: Graph, sources: Tensor, targets: Tensor | None, reduce: str,
         weights: Weights | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Both linear maps, one after the other."""
         # Sums and means commute with the linear map: they run on its narrower side.
         narrow = reduce in ("sum", "mean") and self.out_channels <= self._widths[0]

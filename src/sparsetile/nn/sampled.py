@@ -29,7 +29,7 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.registry import exact_system
 
-__all__ = ["SampledGraph", "make_sampled", "takes_sampled"]
+__all__ = ["SampledGraph", "edge_names", "make_sampled", "takes_sampled"]
 
 # Devices that support sampled graphs.
 SAMPLED_DEVICES = ("cpu", "cuda")
@@ -170,20 +170,19 @@ class _Product(torch.autograd.Function):
 _apply = apply_of(_Product)
 
 
+def _cast(x: Tensor) -> Tensor:
+    """The features in autocast's type, if it is on."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
 class SampledGraph(Graph):
-    """A short-lived graph; see the module's docstring.
+    """A short-lived graph of edges by target; see the module's docstring.
 
     Only for sums, means, maxima and minima over its edges: use :attr:`canonical` for all else.
-
-    Parameters
-    ----------
-    rows : HostRows or EdgeRows [targets, sources]
-        Edges by target.
-    layer : str
-        What errors begin with.
-    device : torch.device
-    copied : Tensor, optional
-        The tensor that ``rows`` will read, if nobody else has a reference.
+    Errors begin with ``layer``. ``copied`` is the tensor that ``rows`` will read, if nobody else
+    has a reference.
     """
 
     def __init__(
@@ -224,20 +223,13 @@ class SampledGraph(Graph):
         return self._canonical
 
     def aggregate(
-        self,
-        x: Tensor,
-        weights: Weights | None = None,
-        *,
-        reduce: str = "sum",
-        bias: Tensor | None = None,
-        relu: bool = False,
-    ) -> Tensor:
+        self, x: Tensor, weights: Weights | None = None, *, reduce: str = "sum",
+        bias: Tensor | None = None, relu: bool = False,
+    ) -> Tensor:  # fmt: skip
         if weights is None and reduce in ("sum", "mean") and self._takes(x):
             scaled = "rows" if reduce == "mean" else ""
-            if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
-                x = x.to(torch.get_autocast_dtype(x.device.type))
             try:
-                return self._multiply(x, scaled, bias, relu)
+                return self._multiply(_cast(x), scaled, bias, relu)
             except _Outside:
                 pass
         canonical = self.canonical
@@ -262,13 +254,9 @@ class SampledGraph(Graph):
         if rows.read():
             return
         assert isinstance(rows, EdgeRows) and rows.unread is not None
-        first, second = rows.unread.unbind(0)
-        if rows.by_target:
-            names = Names(self._layer, rows="edge_index[1]", columns="edge_index[0]")
-            from_coordinates(names, second, first, None, self.shape)
-        else:
-            names = Names(self._layer, rows="edge_index[0]", columns="edge_index[1]")
-            from_coordinates(names, first, second, None, self.shape)
+        target = int(rows.by_target)
+        names = edge_names(self._layer, rows.by_target)
+        from_coordinates(names, rows.unread[target], rows.unread[1 - target], None, self.shape)
         raise AssertionError("an edge was outside, and is not")
 
     def convolve(self, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
@@ -288,8 +276,7 @@ class SampledGraph(Graph):
             if scale is None:
                 lengths = self._by_target.row_lengths().to(wide)
                 scale = self._scales[wide] = lengths.add_(1).rsqrt_().unsqueeze(-1)
-        if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = _cast(x)
         inner = x * scale  # in float32 at least
         out = self._multiply(inner.to(x.dtype), "", None, False) + inner
         out = out * scale if bias is None else torch.addcmul(bias.to(wide), out, scale)
@@ -308,6 +295,12 @@ class SampledGraph(Graph):
         )
 
 
+def edge_names(layer: str, by_target: bool) -> Names:
+    """Return what errors call rows and columns of A."""
+    target = int(by_target)
+    return Names(layer, rows=f"edge_index[{target}]", columns=f"edge_index[{1 - target}]")
+
+
 def takes_sampled(device: torch.device) -> bool:
     """Whether a device supports sampled graphs."""
     return device.type in SAMPLED_DEVICES
@@ -319,14 +312,7 @@ def make_sampled(
     """Return a sampled graph; None on other devices, without edges, or, on the CPU, if an edge
     names no node (the canonical form raises the error). On a GPU the first product finds it.
 
-    Parameters
-    ----------
-    layer : str
-        What errors begin with.
-    edge_index : Tensor of int64 or int32 [2, E]
-    by_target : bool
-        Whether targets are in ``edge_index[1]``, else in ``edge_index[0]``.
-    shape : (targets, sources)
+    Targets are in ``edge_index[by_target]``. Errors begin with ``layer``.
     """
     count = edge_index.shape[1]
     if not takes_sampled(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:

@@ -112,7 +112,7 @@ def load_sparse_(
             joined[parent] = weight
         else:
             linear = _linear(model, name)
-            change.add(linear, _like(linear, weight, weight.shape[0]))
+            change[linear] = _like(linear, weight, weight.shape[0])
     for parent, weight in joined.items():
         gate, up = (_linear(model, f"{parent}.{part}") for part in GATE_UP)
         origin = model.get_submodule(parent)
@@ -165,7 +165,4 @@ def _like(linear: nn.Linear, weight: Tensor, blocks: int) -> SparseLinear:
         bias=linear.bias is not None, device=linear.weight.device,
         dtype=linear.weight.dtype if weight.dtype is FP8 else weight.dtype,
     )  # fmt: skip
-    made.weight.requires_grad_(linear.weight.requires_grad)
-    if linear.bias is not None:
-        made.bias.requires_grad_(linear.bias.requires_grad)
-    return made.train(linear.training)
+    return made._train_like(linear)

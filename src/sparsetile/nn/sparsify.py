@@ -186,7 +186,7 @@ def sparsify_(
     change = Replacements()
     for number, (layer, names) in enumerate(choice.layers.items()):
         made = _pruned(config, names, layer, number)
-        change.add(layer, made)
+        change[layer] = made
         blocks = made.pattern.grid[0] * made.pattern.grid[1]
         unit = BlockPattern.unit_of(config.block)
         padded = ", the last padded with zeros" if any(n % unit for n in layer.weight.shape) else ""
@@ -194,7 +194,7 @@ def sparsify_(
     for module in _swiglus(model, change, config):
         put_swiglu(change, module, *(change[getattr(module, part)] for part in GATE_UP))
     if config.weight_dtype is not None:
-        for new in change.made():
+        for new in change.values():
             sparse = new.gate_up_proj if isinstance(new, SparseSwiGLU) else new
             assert isinstance(sparse, SparseLinear)
             sparse.quantize_()
@@ -242,11 +242,11 @@ def put_swiglu(
     made = SparseSwiGLU(gate, up, change[down])
     made.training = origin.training
     made._origin = (origin,)
-    change.add(origin, made)
+    change[origin] = made
     for part in GATE_UP:
-        change.discard(origin.get_submodule(part))
+        change.pop(origin.get_submodule(part), None)
     # The module that densify_ restores.
-    change.set_parts(origin, {part: nn.Identity() for part in (*GATE_UP, "down_proj")})
+    change.parts.append((origin, {part: nn.Identity() for part in (*GATE_UP, "down_proj")}))
     return made
 
 
@@ -286,14 +286,14 @@ def densify_(model: _Model) -> _Model:
     weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]] = {}
     for module in names:
         if isinstance(module, SparseLinear) and module not in joined:
-            change.add(module, _dense(module, names[module][0], weights))
+            change[module] = _dense(module, names[module][0], weights)
     for made in joined.values():
         (origin,) = made._origin
         halves = zip(GATE_UP, made.split(), strict=True)
         parts: dict[str, nn.Module] = {part: half.to_linear() for part, half in halves}
         origin.train(made.training)
-        change.set_parts(origin, {**parts, "down_proj": change[made.down_proj]})
-        change.add(made, origin)
+        change.parts.append((origin, {**parts, "down_proj": change[made.down_proj]}))
+        change[made] = origin
     change.apply(model)
     if hasattr(model, "sparsify_report"):
         del model.sparsify_report
@@ -301,9 +301,7 @@ def densify_(model: _Model) -> _Model:
 
 
 def _dense(
-    layer: SparseLinear,
-    name: str,
-    weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]],
+    layer: SparseLinear, name: str, weights: dict[tuple[int, ...], tuple[SparseLinear, Tensor]]
 ) -> nn.Module:
     """A dense layer with the same results; layers with tied weights share one weight."""
     made = layer.to_linear()
@@ -355,7 +353,9 @@ def _check_dense(
                     f"{name} made by hand", "Call split() on it",
                 )  # fmt: skip
             continue
-        if has_tensor_hooks(module.weight) or (module in joined and _watched(module)):
+        if has_tensor_hooks(module.weight) or (
+            module in joined and (has_hooks(module) or has_tensor_hooks(module.bias))
+        ):
             raise value_error(
                 "densify_", "model", "one without hooks on what disappears", f"hooks of {name}",
                 "Remove them first",
@@ -364,8 +364,3 @@ def _check_dense(
         free = [each for each in others if isinstance(each, SparseLinear) and each not in joined]
         if len(others) > 1 and len(free) < len(others):
             raise _tied(name)
-
-
-def _watched(gate_up: SparseLinear) -> bool:
-    """Whether something is attached to a layer that becomes two."""
-    return has_hooks(gate_up) or has_tensor_hooks(gate_up.bias)

@@ -108,16 +108,10 @@ class SparseSwiGLU(nn.Module):
                 bias=both.bias is not None, prefer=both.prefer, device=weight.device,
                 dtype=weight.dtype,
             )  # fmt: skip
-            made.weight.copy_(weight[blocks])
-            made.block_col_idx.copy_(both.block_col_idx[blocks])
             ptr = both.block_row_ptr[rows]
-            made.block_row_ptr.copy_(ptr - ptr[0])
-            if both.bias is not None:
-                made.bias.copy_(both.bias[outputs])
-                made.bias.requires_grad_(both.bias.requires_grad)
-            made.weight.requires_grad_(both.weight.requires_grad)
-            made._forget()
-            pairs.append(made.train(self.training))
+            bias = None if both.bias is None else both.bias[outputs]
+            made._take(weight[blocks], ptr - ptr[0], both.block_col_idx[blocks], bias)
+            pairs.append(made._train_like(both).train(self.training))
         return pairs[0], pairs[1]
 
 
@@ -146,18 +140,12 @@ def _stacked(gate: SparseLinear, up: SparseLinear) -> SparseLinear:
         block=gate.block, bias=gate.bias is not None, activation="swiglu", prefer=gate.prefer,
         device=gate.weight.device, dtype=weights[0].dtype,
     )  # fmt: skip
-    made.weight.requires_grad_(gate.weight.requires_grad)
-    if gate.bias is not None:
-        made.bias.requires_grad_(gate.bias.requires_grad)
     if made.weight.device.type != "meta":
-        made.weight.copy_(torch.cat(weights))
-        made.block_col_idx.copy_(torch.cat([gate.block_col_idx, up.block_col_idx]))
-        shifted = up.block_row_ptr[1:] + gate.block_row_ptr[-1]
-        made.block_row_ptr.copy_(torch.cat([gate.block_row_ptr, shifted]))
-        if gate.bias is not None and up.bias is not None:
-            made.bias.copy_(torch.cat([gate.bias, up.bias]))
-    made._forget()
-    return made.train(gate.training)
+        row_ptr = torch.cat([gate.block_row_ptr, up.block_row_ptr[1:] + gate.block_row_ptr[-1]])
+        col_idx = torch.cat([gate.block_col_idx, up.block_col_idx])
+        bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
+        made._take(torch.cat(weights), row_ptr, col_idx, bias)
+    return made._train_like(gate)
 
 
 def _full_name(module: nn.Module) -> str:
@@ -173,6 +161,12 @@ def is_swiglu(module: nn.Module, classes: Collection[type[nn.Module]] = ()) -> b
     return known and has_swiglu_parts(module)
 
 
+def _kind(tensor: Tensor | None) -> object:
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+
+
 def has_swiglu_parts(module: nn.Module) -> bool:
     """Whether a module has the parts of a SwiGLU, without hooks, and nothing else."""
     parts = module._modules
@@ -184,15 +178,7 @@ def has_swiglu_parts(module: nn.Module) -> bool:
     if act is None or _full_name(act) not in _SILU:
         return False
     pairs = ((gate.weight, up.weight), (gate.bias, up.bias))
-    alike = all(
-        (one is None) == (other is None)
-        and (
-            one is None
-            or (one.shape, one.dtype, one.device, one.requires_grad)
-            == (other.shape, other.dtype, other.device, other.requires_grad)
-        )
-        for one, other in pairs
-    )
+    alike = all(_kind(one) == _kind(other) for one, other in pairs)
     # Joined parts are never called themselves, so hooks on them would not run.
     watched = any(
         has_hooks(each) or has_state_hooks(each) or "forward" in vars(each)

@@ -53,15 +53,9 @@ APART_BYTES = 2**23
 
 
 def eager_product(
-    family: Family,
-    variant: Variant,
-    B: Tensor,
-    out: Tensor | None,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
-    relu: bool,
-) -> Tensor | None:
+    family: Family, variant: Variant, B: Tensor, out: Tensor | None, bias: Tensor | None,
+    reduce: str, alpha: float, relu: bool,
+) -> Tensor | None:  # fmt: skip
     """Return relu(alpha · A·B + bias) of a plain tensor B; None if operators have to."""
     shape = B.shape
     if (
@@ -132,14 +126,9 @@ def _fits(variant: Variant, B: Tensor, out: Tensor) -> bool:
 
 
 def plain_product(
-    variant: Variant,
-    B: Tensor,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
-    relu: bool,
+    variant: Variant, B: Tensor, bias: Tensor | None, reduce: str, alpha: float, relu: bool,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return relu(alpha · A·B + bias) of a matrix B, without gradients; a plain sum may be written
     into ``out`` that fits."""
     if profiler._is_profiler_enabled:  # no operator is called that torch would name
@@ -149,14 +138,9 @@ def plain_product(
 
 
 def _product(
-    variant: Variant,
-    B: Tensor,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
-    relu: bool,
+    variant: Variant, B: Tensor, bias: Tensor | None, reduce: str, alpha: float, relu: bool,
     out: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     bound = variant.bound
     if bound is not None and type(alpha) is float:  # a tensor may require a gradient
         rows = B.is_contiguous() or B.stride(1) == 1  # the first is cheaper to ask
@@ -268,14 +252,9 @@ def _gradient_product(
 
 
 def differentiable_product(
-    family: Family,
-    variant: Variant,
-    B: Tensor,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
+    family: Family, variant: Variant, B: Tensor, bias: Tensor | None, reduce: str, alpha: float,
     relu: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return relu(alpha · A·B + bias) of a matrix B, with gradients for B and the bias.
 
     The transpose is planned here, where a caller expects planning, and not in the backward pass.
@@ -310,18 +289,10 @@ def operand_values(
 
 
 def general_product(
-    family: Family,
-    variant: Variant,
-    B: Tensor,
-    out: Tensor | None,
-    alpha: float,
-    beta: float,
-    reduce: str,
-    given: Tensor | None,
-    bias: Tensor | None = None,
-    relu: bool = False,
+    family: Family, variant: Variant, B: Tensor, out: Tensor | None, alpha: float, beta: float,
+    reduce: str, given: Tensor | None, bias: Tensor | None = None, relu: bool = False,
     out_dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """See :meth:`sparsetile.Plan.run`; ``given`` are values in the order of A's entries."""
     check_operand(variant, B)
     reduce = reduce_name("run", reduce)
@@ -373,15 +344,9 @@ def _flat(family: Family, variant: Variant, needs_grad: bool) -> Flat:
 
 
 def _into(
-    variant: Variant,
-    values: Tensor | None,
-    packed: list[Tensor],
-    B: Tensor,
-    out: Tensor,
-    reduce: str,
-    alpha: float,
-    beta: float,
-) -> Tensor:
+    variant: Variant, values: Tensor | None, packed: list[Tensor], B: Tensor, out: Tensor,
+    reduce: str, alpha: float, beta: float,
+) -> Tensor:  # fmt: skip
     lead = B.shape[:-2]
     batch = B if len(lead) in (0, 1) else B.flatten(0, -3)
     apart = len(lead) > 1  # many batch dimensions cannot be seen as one in place

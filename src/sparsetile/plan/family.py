@@ -73,23 +73,7 @@ def _picked(values: Tensor, order: Tensor) -> Tensor:
 
 
 class Family:
-    """One matrix and everything that was built of it.
-
-    Attributes
-    ----------
-    forward : Variant
-        A in the type and for the width that were planned.
-    column_order : Tensor or None
-        With ``reorder_columns=True``: the row of B that belongs at each position.
-    widths : Widths or None
-        None if one width serves all products.
-    follow : callable or None
-        Returns A's values, if they are trained: they are not copied, and read in every product.
-    version : int
-        Raised by new values: a gradient must meet those that its product had.
-    order : Tensor or None
-        The entry of A that is each entry of the transpose.
-    """
+    """One matrix and everything that was built of it."""
 
     complete = True  # whether A's entries are there, of which all can be built
 
@@ -97,16 +81,16 @@ class Family:
         self, forward: Variant, column_order: Tensor | None = None, widths: Widths | None = None
     ) -> None:
         self.lock = threading.RLock()
-        self.column_order = column_order
-        self.widths = widths
-        self.follow: Follow | None = None
-        self.version = 0
+        self.column_order = column_order  # the row of B that belongs at each position
+        self.widths = widths  # None if one width serves all products
+        self.follow: Follow | None = None  # of trained values: read in every product, not copied
+        self.version = 0  # of the values: a gradient must meet those that its product had
         self._set(forward)
         settle(forward.device)
 
     def _set(self, forward: Variant) -> None:
-        self.forward = forward
-        self.order: Tensor | None = None
+        self.forward = forward  # A in the type and for the width that were planned
+        self.order: Tensor | None = None  # the entry of A that is each entry of the transpose
         self._variants: dict[_Key, Variant] = {_key(forward): forward}
         self._recent: OrderedDict[int, None] = OrderedDict()  # widths beside the first
         self._captured: list[Variant] = []  # CUDA graphs read their memory at every replay

@@ -49,14 +49,9 @@ def _check(plan: Variant, X: Any, bias: Any) -> None:
 
 
 def linear(
-    family: Family,
-    variant: Variant,
-    X: Tensor,
-    bias: Tensor | None,
-    relu: bool,
-    alpha: float,
+    family: Family, variant: Variant, X: Tensor, bias: Tensor | None, relu: bool, alpha: float,
     out_dtype: torch.dtype | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """See :meth:`sparsetile.Plan.linear`."""
     if alpha == 1.0 and out_dtype is None and family.follow is None:
         Y = _bound(variant, X, bias, relu)
@@ -119,14 +114,9 @@ def _bound(variant: Variant, X: Tensor, bias: Tensor | None, relu: bool) -> Tens
 
 
 def _in_steps(
-    family: Family,
-    variant: Variant,
-    X: Tensor,
-    bias: Tensor | None,
-    relu: bool,
-    alpha: float,
+    family: Family, variant: Variant, X: Tensor, bias: Tensor | None, relu: bool, alpha: float,
     out_dtype: torch.dtype,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A product and torch's operations. Sums are rounded to 16 bits once, after the bias, as in one
     kernel."""
     wide = bias is not None and out_dtype.itemsize == 2

@@ -12,16 +12,9 @@ import torch
 from torch.autograd import forward_ad
 
 __all__ = [
-    "PLAIN_TYPES",
-    "any_autocast",
-    "maybe_wrapped",
-    "outside_modes",
-    "plain_call",
-    "transforming",
-    "untraced",
-    "unwatched_call",
-    "wrapped",
-]
+    "PLAIN_TYPES", "any_autocast", "maybe_wrapped", "outside_modes", "plain_call", "transforming",
+    "untraced", "unwatched_call", "wrapped",
+]  # fmt: skip
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -19,16 +19,9 @@ from sparsetile.intake.csr import (
 from sparsetile.systems import SYSTEMS
 
 __all__ = [
-    "Planned",
-    "check_bias",
-    "check_epilogue",
-    "check_fp8",
-    "check_operand",
-    "check_out",
-    "check_values",
-    "in_plan_dtype",
-    "wrong_type",
-]
+    "Planned", "check_bias", "check_epilogue", "check_fp8", "check_operand", "check_out",
+    "check_values", "in_plan_dtype", "wrong_type",
+]  # fmt: skip
 
 
 class Planned(Protocol):
@@ -109,14 +102,9 @@ def check_bias(function: str, bias: Any, length: int, device: torch.device, per:
 
 
 def check_epilogue(
-    B: Tensor,
-    out: Tensor | None,
-    reduce: str,
-    bias: Any,
-    relu: Any,
-    out_dtype: torch.dtype | None,
+    B: Tensor, out: Tensor | None, reduce: str, bias: Any, relu: Any, out_dtype: torch.dtype | None,
     function: str = "run",
-) -> None:
+) -> None:  # fmt: skip
     """Bias, ReLU and output type only if the kernels fuse them."""
     if bias is None and relu is False and out_dtype is None:
         return

@@ -12,7 +12,8 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from sparsetile.core.errors import type_error
 from sparsetile.intake.csr import CSR, PRODUCT_DTYPES
 from sparsetile.launch.interface import Tensors
 from sparsetile.plan import report as reports
+from sparsetile.plan.arrays import array_like, as_operand, is_array
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.eager import eager_product, general_product, operand_values
 from sparsetile.plan.explain import explain
@@ -36,27 +38,45 @@ from sparsetile.plan.variant import Variant
 from sparsetile.reorder.permutation import positions
 from sparsetile.tune import floor_seconds
 
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
 __all__ = ["Plan"]
 
 _Read = TypeVar("_Read", bound=Callable[..., Any])
+_Kind = TypeVar("_Kind")
+
+
+_SETUP = """\
+>>> import torch
+>>> import sparsetile as st
+>>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
+>>> plan = st.plan(A, n=2)
+"""
 
 
 def _example(shown: str) -> Callable[[_Read], _Read]:
     """Add to a fact's docstring how a plan shows it."""
 
     def decorate(read: _Read) -> _Read:
-        lines = (
-            inspect.cleandoc(str(read.__doc__)), "", "Examples", "--------", ">>> import torch",
-            ">>> import sparsetile as st",
-            ">>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()",
-            f">>> st.plan(A, n=2).{read.__name__}", shown,
-        )  # fmt: skip
-        read.__doc__ = "\n".join(lines)
+        text = inspect.cleandoc(str(read.__doc__))
+        read.__doc__ = f"{text}\n\nExamples\n--------\n>>> plan.{read.__name__}\n{shown}"
         return read
 
     return decorate
 
 
+def _with_setup(kind: type[_Kind]) -> type[_Kind]:
+    """Begin the example of each method with the lines that make its plan: sources omit them."""
+    for member in vars(kind).values():
+        if isinstance(member, (property, FunctionType)):
+            head, mark, example = inspect.cleandoc(member.__doc__ or "").partition("--------\n>>> ")
+            if mark:
+                member.__doc__ = f"{head}--------\n{_SETUP}>>> {example}"
+    return kind
+
+
+@_with_setup
 class Plan(torch.nn.Module):
     """A sparse matrix prepared for products of about one width. Made by :func:`sparsetile.plan`.
 
@@ -140,9 +160,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
         >>> st.plan(A, n=2, reorder_columns=True).column_order
         tensor([0, 2, 1])
         """
@@ -154,10 +171,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> tensors, recipe = plan.flat
         >>> len(tensors) > 0, type(recipe).__name__
         (True, 'str')
@@ -171,9 +184,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> plan = st.plan(torch.eye(2).to_sparse_csr(), n=2)
         >>> len(plan.flat_with_transpose()[0]) > len(plan._variant.flat[0])
         True
         """
@@ -194,9 +204,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> plan = st.plan(torch.eye(2).to_sparse_csr(), n=2)
         >>> print(plan.record_stream(None))  # a stream if the plan is on a GPU
         None
         """
@@ -209,33 +216,15 @@ class Plan(torch.nn.Module):
     # -- values ---------------------------------------------------------------------------------
 
     @property
+    @_example("3")
     def nnz(self) -> int:
-        """Stored entries of A, duplicates summed.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
-        >>> plan.nnz
-        3
-        """
+        """Stored entries of A, duplicates summed."""
         return self._family.forward.nnz
 
     @property
+    @_example("tensor([1., 2., 3.])")
     def values(self) -> Tensor | None:
-        """A's values by rows, then columns in the plan's numbering; None for a pattern.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
-        >>> plan.values
-        tensor([1., 2., 3.])
-        """
+        """A's values by rows, then columns in the plan's numbering; None for a pattern."""
         return self._family.values_now(self._variant)
 
     def update_values(self, values: Tensor) -> Plan:
@@ -262,10 +251,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> plan.update_values(torch.tensor([10.0, 20.0, 30.0])) @ torch.ones(3, 1)
         tensor([[30.],
                 [30.]])
@@ -283,10 +268,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> values, packed = plan.operand_values(torch.float64)
         >>> values
         tensor([1., 2., 3.], dtype=torch.float64)
@@ -318,7 +299,8 @@ class Plan(torch.nn.Module):
         ----------
         B : Tensor [..., K, N] or [K]
             Dense, of the plan's dtype, any strides; leading dimensions are batches. A vector gives
-            a vector. With ``reorder_columns=True`` pass ``plan.permute(B)``.
+            a vector. With ``reorder_columns=True`` pass ``plan.permute(B)``. An array of NumPy or
+            cupy gives an array.
         out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
@@ -341,10 +323,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> B = torch.ones(3, 2)
         >>> plan.run(B, alpha=2.0, bias=torch.tensor([0.5, -7.0]), relu=True)
         tensor([[6.5000, 0.0000],
@@ -373,6 +351,12 @@ class Plan(torch.nn.Module):
             C = eager_product(family, variant, B, out, bias, reduce, alpha, relu)
             if C is not None:
                 return C
+        if is_array(B) and out is None:
+            C = self.run(
+                as_operand(B, variant.device), alpha=alpha, beta=beta, reduce=reduce,
+                values=values, bias=bias, relu=relu, out_dtype=out_dtype,
+            )  # fmt: skip
+            return array_like(C, B)  # type: ignore[no-any-return]
         if isinstance(B, Tensor) and B.dim() == 1:
             column = out.unsqueeze(-1) if isinstance(out, Tensor) else out
             C = self.run(
@@ -388,14 +372,9 @@ class Plan(torch.nn.Module):
         )
 
     def linear(
-        self,
-        X: Tensor,
-        *,
-        bias: Tensor | None = None,
-        relu: bool = False,
-        alpha: float = 1.0,
+        self, X: Tensor, *, bias: Tensor | None = None, relu: bool = False, alpha: float = 1.0,
         out_dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return Y = relu(alpha · X·Aᵀ + bias), a linear layer whose weight is A.
 
         With ``bcsr``, one kernel reads X and writes Y without transposing either; if a block is not
@@ -423,28 +402,15 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> plan.linear(torch.ones(1, 3), bias=torch.tensor([1.0, -9.0]), relu=True)
         tensor([[4., 0.]])
         """
         return linear(self._family, self._variant, X, bias, relu, alpha, out_dtype)
 
     @property
+    @_example("False")
     def fuses_linear(self) -> bool:
-        """Whether :meth:`linear` is one kernel if no gradients are needed.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
-        >>> plan.fuses_linear
-        False
-        """
+        """Whether :meth:`linear` is one kernel if no gradients are needed."""
         return self._variant.runner.fuses_linear and not transforming()
 
     def forward(self, B: Tensor, **options: Any) -> Tensor:
@@ -452,9 +418,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
         >>> torch.nn.Sequential(st.plan(A, n=2), torch.nn.ReLU())(-torch.ones(3, 2))
         tensor([[0., 0.],
                 [0., 0.]])
@@ -465,7 +428,9 @@ class Plan(torch.nn.Module):
         """Return A·B: ``plan @ B`` is ``plan.run(B)``."""
         return self.run(B)
 
-    def __rmatmul__(self, left: Any) -> Tensor:
+    def __rmatmul__(self, left: Any) -> Any:
+        if is_array(left):
+            return (self.T @ left.T).T
         raise type_error(
             "plan", "operands", "plan @ B", f"{type(left).__name__} @ plan",
             "Write plan @ B, or plan.T for the transpose",
@@ -485,9 +450,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
         >>> plan = st.plan(A, n=1, reorder_columns=True)
         >>> B = torch.tensor([[1.0], [10.0], [100.0]])
         >>> plan.column_order
@@ -509,9 +471,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
         >>> plan = st.plan(A, n=1, reorder_columns=True)
         >>> plan.unpermute(plan.T @ torch.ones(2, 1))
         tensor([[1.],
@@ -523,16 +482,13 @@ class Plan(torch.nn.Module):
             return B
         return B.index_select(-2, positions(self.column_order))
 
-    __array_ufunc__ = None  # leaves `plan @ ndarray` to __matmul__, whose error says what to do
+    __array_ufunc__ = None  # NumPy leaves `ndarray @ plan` to the plan
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         # torch.compile traces `plan @ B` as Tensor.matmul(B, plan), operands swapped, because it
         # looks for a tensor first. Outside of tracing only `B @ plan` and torch.xxx(plan) come
         # here, and those are mistakes.
@@ -579,10 +535,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> plan.T @ torch.ones(2, 1)
         tensor([[1.],
                 [0.],
@@ -592,6 +544,28 @@ class Plan(torch.nn.Module):
             # Planned before it is first read: a tracer takes what it has read to be constant.
             return self._kept or self._other()  # type: ignore[return-value, misc]
         return self._turned()
+
+    def as_linear_operator(self) -> LinearOperator:
+        """Return the plan as a ``scipy.sparse.linalg.LinearOperator``, for SciPy's solvers.
+
+        Vectors and matrices are NumPy arrays; they are copied to the plan's device and back. Both
+        A·X and Aᵀ·X are products of plans. Values that change later are those of the operator too.
+
+        Raises
+        ------
+        TypeError
+            The plan is of bfloat16, which NumPy does not have, or has ``reorder_columns=True``.
+
+        Examples
+        --------
+        >>> from scipy.sparse.linalg import svds
+        >>> largest = svds(plan.as_linear_operator(), k=1, return_singular_vectors=False)
+        >>> round(float(largest[0]), 2)
+        3.65
+        """
+        from sparsetile.plan.scientific import PlanOperator  # scipy's solvers take time to import
+
+        return PlanOperator(self)
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -604,10 +578,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> plan.info["system"], plan.info["nnz"], plan.info["reorder"]
         ('cpu', 3, 'identity')
         >>> sorted(plan.info["seconds"])
@@ -620,10 +590,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> seconds, term = plan.floor()
         >>> seconds > 0
         True
@@ -640,10 +606,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> print(plan.explain())
         Plan(2x3, 3 entries, weighted, n=2, float32, cpu, system=cpu)
           intake    3 entries in canonical CSR, ... ms
@@ -672,10 +634,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> plan.to(torch.float64)
         Plan(2x3, 3 entries, weighted, n=2, float64, cpu, system=cpu)
         >>> plan.to("cuda" if torch.cuda.is_available() else "cpu").device.type in ("cuda", "cpu")
@@ -721,10 +679,6 @@ class Plan(torch.nn.Module):
 
         Examples
         --------
-        >>> import torch
-        >>> import sparsetile as st
-        >>> A = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]]).to_sparse_csr()
-        >>> plan = st.plan(A, n=2)
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     plan.save(f"{folder}/a.safetensors")

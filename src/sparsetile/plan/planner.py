@@ -196,12 +196,14 @@ def build_plan(
     deterministic: bool | None = None, tune: str = "model",
     device: torch.device | str | None = None, keep: str = "all", expected_runs: int = EXPECTED_RUNS,
     budget: float = MEASURE_SECONDS, ablation: str | None = None, timed: bool = False,
+    in_place: bool = False,
 ) -> Plan:  # fmt: skip
     """Do what :func:`plan` does, for benchmarks and ``spmm`` too.
 
     ``ablation`` is the last step of the named system's ladder that is on, or the one part that is
     off. ``timed`` waits for the device at the end of each stage, so that ``info["seconds"]`` and
-    ``info["build"]`` hold each stage's own work.
+    ``info["build"]`` hold each stage's own work. With ``in_place`` values will be read
+    from the caller's memory: the exact system must not copy them.
     """
     n = dimension("plan", "n", n)
     one_of("plan", "tune", tune, ["model", "measure", "none"])
@@ -233,7 +235,7 @@ def build_plan(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     permutation, orders = _permutation(reorder, csr), list[str]()
-    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed)
+    request = Request(csr, n, dtype, permutation, deterministic, ablation, timed, in_place=in_place)
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     if isinstance(reorder, str) and reorder == system == "auto" and tune != "none":
         with guard:

@@ -34,43 +34,14 @@ _NOTED = 64
 
 
 class Variant:
-    """One built system and the values that its products read.
-
-    Attributes
-    ----------
-    csr : CSR
-        The pattern of A, or of its transpose. ``entry_map`` leads from the caller's entries.
-    transposed : bool
-        Whether it multiplies by the transpose of the family's matrix.
-    n : int
-        Width that was planned for.
-    values : Tensor or None
-        One per entry, in :attr:`dtype`; None for a pattern.
-    packed : mapping of Tensor or None
-        What the runner made of the values, by name; None if it reads the values themselves.
-    bound, bound_linear
-        The products with the least host time, if the runner has them.
-    flat, both : tuple
-        The flat form that torch's operators take: of products, and (None until gradients need it)
-        with the transpose.
-    row_scale : Tensor or None
-        1 / entries of each row, for gradients of means.
-    """
+    """One built system and the values that its products read."""
 
     def __init__(
-        self,
-        csr: CSR,
-        n: int,
-        dtype: torch.dtype,
-        built: BuiltSystem,
-        permutation: Permutation,
-        *,
-        deterministic: bool,
-        report: Mapping[str, Any],
-        transposed: bool = False,
+        self, csr: CSR, n: int, dtype: torch.dtype, built: BuiltSystem, permutation: Permutation, *,
+        deterministic: bool, report: Mapping[str, Any], transposed: bool = False,
         direction: Direction | None = None,
-    ) -> None:
-        self.csr = csr.with_values(None)
+    ) -> None:  # fmt: skip
+        self.csr = csr.with_values(None)  # of A, or of its transpose
         self.shape, self.device, self.nnz = csr.shape, csr.device, csr.nnz
         self.n, self.dtype, self.transposed = n, dtype, transposed
         self.built, self.permutation = built, permutation
@@ -79,11 +50,13 @@ class Variant:
         self.report = dict(report)
         self.runner = runner(built.recipe)
         self.direction = direction or self._with_exact()
+        # What torch's operators take: of products, and with the transpose once gradients need it.
         self.flat = flatten(self.direction, None, None, None)
         self.both: tuple[list[Tensor], str] | None = None
-        self.row_scale: Tensor | None = None
-        self.values: Tensor | None = None
-        self.packed: Tensors | None = None
+        self.row_scale: Tensor | None = None  # 1 / entries of each row, for gradients of means
+        self.values: Tensor | None = None  # one per entry, in ``dtype``; None for a pattern
+        self.packed: Tensors | None = None  # what the runner made of them, if it packs
+        # The products with the least host time, if the runner has them.
         self.bound: Bound | None = None
         self.bound_linear: BoundLinear | None = None
         self.weighted = False

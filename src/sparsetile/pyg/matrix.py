@@ -11,17 +11,17 @@ from torch import Tensor
 
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.nn.cache import find_graph, is_short_lived
+from sparsetile.nn.cache import is_short_lived
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.pyg.wrapping import take_place
 
-__all__ = ["Edges", "new_spmm", "takes"]
+__all__ = ["REDUCES", "Edges", "new_spmm", "takes"]
 
 # Devices on which PyG's own products of short-lived graphs are faster than planning.
 _LEFT_TO_PYG = ("cuda",)
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
+REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,48 +31,33 @@ class Edges:
     The layer passes it on to ``spmm``, as it would a sparse tensor ``adj_t``.
     """
 
-    graph: Graph
     reduce: str  # over the edges, as the layer will ask for
+    graph: Graph
     over_entries: str
     weights: Weights | None
 
     @classmethod
     def read(
-        cls,
-        edge_index: Any,
-        weight: Tensor | None,
-        size: tuple[int, int],
-        x: Tensor,
-        reduce: str,
+        cls, edge_index: Any, weight: Tensor | None, size: tuple[int, int], x: Tensor, reduce: str,
         flow: str,
-    ) -> Edges | None:
+    ) -> Edges | None:  # fmt: skip
         """Return the matrix, or None if PyG must compute.
 
         PyG raises the error about edges that name no node, and computes weighted maxima over
         parallel edges, which are one entry here. On a GPU it also computes short-lived graphs with
-        weights or with a maximum: planning takes longer than PyG's own few products.
-
-        Parameters
-        ----------
-        size : (sources, targets)
-        x : Tensor
-            Features; only their device matters.
+        weights or with a maximum: planning takes longer than PyG's own few products. Of x only the
+        device matters; ``size`` is (sources, targets).
         """
-        reduce = _REDUCES[reduce]
+        reduce = REDUCES[reduce]
         given = read_input("propagate", edge_index, weight, flow)
         # The plain tensor of an EdgeIndex is a new object each time: its calls cannot be counted.
         planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
         if planned and x.device.type in _LEFT_TO_PYG and is_short_lived(given.pattern):
             return None
         try:
-            graph, key = find_graph(
-                "propagate", given, size, x.device, flow=flow, only_reduces=True
-            )
+            return cls(reduce, *reduction("propagate", given, size, x.device, flow, reduce))
         except ValueError:
             return None
-        if weight is not None and graph.multiplicity is not None and reduce in ("max", "min"):
-            return None
-        return cls(graph, reduce, *reduction("propagate", graph, given, key, reduce))
 
     def multiply(self, x: Tensor) -> Tensor:
         return self.graph.aggregate(x, self.weights, reduce=self.over_entries)
@@ -116,8 +101,7 @@ def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
     if given.kind == "edges":
         given = Given("edges", given.pattern)
     size = (shape[1], shape[0])
-    graph, key = find_graph("spmm", given, size, other.device, flow=flow, only_reduces=True)
-    over_entries, weights = reduction("spmm", graph, given, key, reduce)
+    graph, over_entries, weights = reduction("spmm", given, size, other.device, flow, reduce)
     return graph.aggregate(other, weights, reduce=over_entries)
 
 
@@ -128,14 +112,14 @@ def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         original: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum"
     ) -> Tensor:
         if isinstance(src, Edges):
-            if _REDUCES.get(reduce) != src.reduce:
+            if REDUCES.get(reduce) != src.reduce:
                 raise RuntimeError(
                     f"spmm: reduce must be {src.reduce!r} like the layer's aggr, got {reduce!r}. "
                     "Call the layer outside of sparsetile.pyg.patch()."
                 )
             return src.multiply(other)
-        if reduce in _REDUCES:
-            product = _matrix_product(src, other, _REDUCES[reduce])
+        if reduce in REDUCES:
+            product = _matrix_product(src, other, REDUCES[reduce])
             if product is not None:
                 return product
         return original(src, other, reduce)

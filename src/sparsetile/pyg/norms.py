@@ -31,13 +31,10 @@ _BEFORE_CAPTURE = (
 
 
 class _Norm(NamedTuple):
-    """Edges (None for the given ones, which must not be kept alive), the key of the given
-    weights, the normalised weights (None for trained ones), and the version counters of both."""
-
-    edges: Tensor | None
-    values_key: Hashable
-    weights: Tensor | None
-    versions: tuple[int, ...]
+    edges: Tensor | None  # None for the given ones, which must not be kept alive
+    values_key: Hashable  # of the given weights
+    weights: Tensor | None  # normalised; None for trained ones
+    versions: tuple[int, ...]  # counters of both
 
 
 _norms = Kept[_Norm](MAX_NORMS)
@@ -56,12 +53,9 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
     """Return the replacement of PyG's ``gcn_norm``."""
 
     def gcn_norm(
-        original: Callable[..., Any],
-        edge_index: Any,
-        edge_weight: Any = None,
-        *arguments: Any,
-        **named: Any,
-    ) -> Any:
+        original: Callable[..., Any], edge_index: Any, edge_weight: Any = None,
+        *arguments: Any, **named: Any,
+    ) -> Any:  # fmt: skip
         keys = None
         if active() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
             keys = _keys(edge_index, edge_weight, arguments, named)

@@ -12,7 +12,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, cast
 
 from sparsetile.core.errors import describe
@@ -34,10 +34,7 @@ class _State:
 
 
 class Patch:
-    """The context manager of :func:`patch`, which removes the patch at its end.
-
-    An earlier patch stays.
-    """
+    """The context manager of :func:`patch`: removes the patch at its end, but no earlier one."""
 
     def __init__(self, mine: bool) -> None:
         self._mine = mine
@@ -45,12 +42,7 @@ class Patch:
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._mine:
             unpatch()
 
@@ -170,9 +162,8 @@ def _wrap(kind: type, base: type) -> None:
     original: Any = vars(kind).get("propagate")
     if not callable(original) or hasattr(original, _MARK):
         return
-    if original is not vars(kind).get("_jinja_propagate"):
-        return
-    if original is vars(kind).get("_orig_propagate"):  # nothing was generated
+    generated, given = (vars(kind).get(name) for name in ("_jinja_propagate", "_orig_propagate"))
+    if original is not generated or original is given:  # if both, nothing was generated
         return
     wrapper = new_propagate(cast(Callable[..., Any], original), base, is_patched)
     setattr(wrapper, _MARK, original)

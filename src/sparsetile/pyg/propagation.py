@@ -15,37 +15,25 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake.recognise import Kind, kind_of
-from sparsetile.pyg.matrix import Edges, takes
+from sparsetile.pyg.matrix import REDUCES, Edges, takes
 from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["new_propagate"]
 
-_AGGREGATIONS = ("sum", "add", "mean", "max", "min")
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks",
-    "_message_and_aggregate_forward_hooks",
+_HOOKS = tuple(
+    f"_{function}_forward{when}_hooks"
+    for function in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for when in ("_pre", "")
 )
 
 
 def new_propagate(
     original: Callable[..., Any], base: type, active: Callable[[], bool]
 ) -> Callable[..., Any]:
-    """Return the replacement of a layer class's ``propagate``.
+    """Return the replacement of a layer class's ``propagate``; ``base`` is ``MessagePassing``.
 
-    Parameters
-    ----------
-    original : callable
-        PyG's own.
-    base : type
-        ``MessagePassing``.
-    active : callable
-        Whether the patch is on. Copies of the function that PyG keeps do nothing once it is off.
+    ``active``: whether the patch is on. Copies of the function that PyG keeps do nothing once it is
+    off.
     """
 
     def propagate(
@@ -101,7 +89,7 @@ def _fused(layer: Any, base: Any, edge_index: Any, given: dict[str, Any]) -> tup
 
 def _qualifies(layer: Any, base: Any) -> bool:
     """Whether a product can compute the layer's messages and aggregation."""
-    if not isinstance(layer.aggr, str) or layer.aggr not in _AGGREGATIONS or layer.explain:
+    if not isinstance(layer.aggr, str) or layer.aggr not in REDUCES or layer.explain:
         return False
     kind = type(layer)
     if kind.aggregate is not base.aggregate or layer.decomposed_layers > 1:
@@ -120,7 +108,7 @@ def _sizes(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, tupl
     forward = layer.flow == "source_to_target"
     if len(pair) != 2 or not takes(pair[0]):
         return None
-    if not _nodes(pair[1]):
+    if pair[1] is not None and not (isinstance(pair[1], Tensor) and pair[1].dim() >= 2):
         return None
     # Of a pair PyG sends the first, whatever the flow. With target_to_source that makes sense only
     # if both have the same nodes.
@@ -151,7 +139,3 @@ def _sizes(layer: Any, x: Any, edge_index: Any, size: Any) -> tuple[Tensor, tupl
             return None
     targets = known[i] if known[i] is not None else known[j]
     return sources, (known[j], targets)
-
-
-def _nodes(x: Any) -> bool:
-    return x is None or (isinstance(x, Tensor) and x.dim() >= 2)

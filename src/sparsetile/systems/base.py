@@ -16,58 +16,32 @@ __all__ = ["System"]
 
 
 class System(ABC):
-    """One method of multiplication. Subclasses are stateless; one instance of each is registered.
-
-    Attributes
-    ----------
-    name, summary : str
-    devices, dtypes : tuple
-        Supported types of devices and elements.
-    deterministic : bool
-        Whether the same product has the same bits each time.
-    architectures : str
-        GPUs, in words for the capability table.
-    ordered : bool
-        Whether it visits rows in the plan's order.
-    exact_on : tuple of str
-        Device types whose exact system it is: its runners are :class:`ExactRunner`.
-    rounds_to_tf32 : bool
-        Whether it takes float32 only if torch allows TF32.
-    follows_tf32 : bool
-        Whether it rounds float32 to TF32 if and only if torch allows it.
-    casts_to_exact : bool
-        Whether the exact system computes autocast's products in types that this one does not
-        support; otherwise such a product keeps the plan's type.
-    counts_pairs : bool
-        Whether :meth:`predict` needs exact counts of distinct (window, column) pairs. They cost a
-        sort of all entries, which is skipped if no candidate needs it.
-    kernels : tuple of str
-        Our device kernels that its products launch, for checkers.
-    ablations : tuple of str
-        Names of ablations that a benchmark may request.
-    contract_ablations : tuple of str or None
-        Ablations that the contract suites and checkers run, to cover parts that small matrices
-        would not use.
-    varying : tuple of str
-        Ablations of a deterministic system whose products' bits vary.
-    """
+    """One method of multiplication. Subclasses are stateless; each has one registered instance."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
     dtypes: ClassVar[tuple[torch.dtype, ...]]
-    deterministic: ClassVar[bool]
-    architectures: ClassVar[str] = "any"
-    ordered: ClassVar[bool] = False
+    deterministic: ClassVar[bool]  # whether the same product has the same bits each time
+    architectures: ClassVar[str] = "any"  # GPUs, in words for the capability table
+    ordered: ClassVar[bool] = False  # whether it visits rows in the plan's order
+    # Device types whose exact system it is: its runners are :class:`ExactRunner`.
     exact_on: ClassVar[tuple[str, ...]] = ()
-    rounds_to_tf32: ClassVar[bool] = False
-    follows_tf32: ClassVar[bool] = False
+    rounds_to_tf32: ClassVar[bool] = False  # takes float32 only if torch allows TF32
+    follows_tf32: ClassVar[bool] = False  # rounds float32 to TF32 if and only if torch allows it
+    # Whether the exact system computes autocast's products in types that this one does not support;
+    # otherwise such a product keeps the plan's type.
     casts_to_exact: ClassVar[bool] = False
+    # Whether :meth:`predict` needs exact counts of distinct (window, column) pairs. They cost a
+    # sort of all entries, which is skipped if no candidate needs it.
     counts_pairs: ClassVar[bool] = False
-    kernels: ClassVar[tuple[str, ...]] = ()
-    ablations: ClassVar[tuple[str, ...]] = ()
+    kernels: ClassVar[tuple[str, ...]] = ()  # our device kernels that it launches, for checkers
+    ablations: ClassVar[tuple[str, ...]] = ()  # that a benchmark may request
+    # Ablations that the contract suites and checkers run, to cover parts that small matrices would
+    # not use.
     contract_ablations: ClassVar[tuple[str | None, ...]] = (None,)
-    varying: ClassVar[tuple[str, ...]] = ()
+    runner: ClassVar[type[Runner]]  # unless :meth:`make_runner` chooses
+    varying: ClassVar[tuple[str, ...]] = ()  # ablations whose products' bits vary
 
     def repeats(self, ablation: str | None) -> bool:
         """Whether the same product has the same bits each time with this ablation."""
@@ -103,18 +77,14 @@ class System(ABC):
             request, made.tensors, made.choices, made.seconds, **{**made.meta, **meta}
         )
 
-    @abstractmethod
     def make_runner(self, meta: Mapping[str, Any]) -> Runner:
         """Return the runner for a recipe of this system."""
+        return self.runner(meta)
 
     def built(
-        self,
-        request: Request,
-        tensors: Mapping[str, Tensor],
-        choices: Mapping[str, str],
-        seconds: Mapping[str, float],
-        **meta: Any,
-    ) -> BuiltSystem:
+        self, request: Request, tensors: Mapping[str, Tensor], choices: Mapping[str, str],
+        seconds: Mapping[str, float], **meta: Any,
+    ) -> BuiltSystem:  # fmt: skip
         """Return the result of :meth:`build`; ``meta`` is for the runner."""
         named = dict(tensors)
         if request.ablation is not None:

@@ -22,17 +22,9 @@ from sparsetile.engines.runner import ExactRunner, Runner
 from sparsetile.systems.base import System
 
 __all__ = [
-    "SYSTEMS",
-    "Systems",
-    "candidates",
-    "exact_part",
-    "exact_runner",
-    "exact_system",
-    "register",
-    "runner",
-    "unregister",
-    "unsupported",
-]
+    "SYSTEMS", "Systems", "candidates", "exact_part", "exact_runner", "exact_system", "register",
+    "runner", "unregister", "unsupported",
+]  # fmt: skip
 
 
 class Systems(Mapping[str, System]):

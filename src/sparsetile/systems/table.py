@@ -27,14 +27,11 @@ def systems() -> list[dict[str, Any]]:
     """
     return [
         {
-            "name": system.name,
-            "summary": system.summary,
-            "devices": list(system.devices),
+            "name": system.name, "summary": system.summary, "devices": list(system.devices),
             "architectures": system.architectures,
             "dtypes": [str(dtype).removeprefix("torch.") for dtype in system.dtypes],
-            "weighted": True,
-            "deterministic": system.deterministic,
+            "weighted": True, "deterministic": system.deterministic,
             "reduces": ["sum", "mean", *(["max", "min"] if system.exact_on else [])],
         }
         for system in SYSTEMS.values()
-    ]
+    ]  # fmt: skip

@@ -501,7 +501,7 @@ def test_columns_left_over_are_summed_without_masks(
             C = Guarded(torch.randint(-4, 5, (20, n)).to(dtype))
             expected = 2 * ((exact @ B.matrix) / counts) + beta * C.matrix
             tensors = (addresses(A), B.address(), C.address())
-            block(0, 20, 0, n, 1, *tensors, scalar(2), scalar(beta), mean)
+            block(0, 20, 0, n, 1, (*tensors, scalar(2), scalar(beta), mean))
             torch.testing.assert_close(C.matrix, expected)
             assert mean or torch.equal(C.matrix, expected)
             assert C.intact()
@@ -515,7 +515,7 @@ def test_columns_left_over_are_compared_without_masks(dtype: torch.dtype, maximu
         B = Guarded(torch.randint(-2, 3, (30, n)).to(dtype))
         C, arg = Guarded(torch.zeros(20, n, dtype=dtype)), Guarded(torch.zeros(20, n).long())
         tensors = (addresses(A), B.address(), C.address(), arg.address())
-        block(0, 20, 0, n, *tensors, scalar(0))
+        block(0, 20, 0, n, (*tensors, scalar(0)))
         expected, winners = reference_extremum(A, B.matrix, maximum)
         assert torch.equal(C.matrix, expected) and torch.equal(arg.matrix, winners)
         assert C.intact() and arg.intact()

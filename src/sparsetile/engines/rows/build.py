@@ -17,7 +17,7 @@ from sparsetile.engines.rows.lengths import first_columns, item_lengths, row_sha
 from sparsetile.formats import RowBundles, Rows
 from sparsetile.formats.bundles import MAX_COLUMNS
 from sparsetile.formats.units import row_units
-from sparsetile.kernels.csr import BUNDLE_DTYPES
+from sparsetile.kernels.csr import BUNDLE_DTYPES, FEW_COLUMNS
 
 __all__ = ["build_rows"]
 
@@ -38,7 +38,8 @@ LONG_ELEMENTS, LONG_LENGTH, LONG_SHARING, LONG_COLUMNS, LONG_BYTES = 2**17, 256,
 def _may_bundle(request: Request) -> bool:
     """Whether the kernel supports bundles of such a matrix, and there may be one."""
     csr = request.csr
-    return request.dtype in BUNDLE_DTYPES and csr.shape[1] <= MAX_COLUMNS and csr.nnz > 0
+    fits = request.dtype in BUNDLE_DTYPES and csr.shape[1] <= MAX_COLUMNS and csr.nnz > 0
+    return fits and request.n > FEW_COLUMNS and not request.in_place
 
 
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
@@ -57,7 +58,9 @@ def build_rows(request: Request) -> EngineBuild:
     # Counted first, so that the host waits once for this and for the tally.
     shared = units.count_shared(csr.indices, MIN_SHARING) if _may_bundle(request) else None
     near = units.near()
-    lengths = item_lengths(near, request.row_bytes, processors(request.device))
+    lengths = item_lengths(
+        near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS
+    )
     plain, short = lengths.schedule(near), lengths.short_entries(near)
     shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
     plain = plain.to(request.csr.indptr.device)

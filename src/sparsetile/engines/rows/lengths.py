@@ -139,15 +139,23 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
     return FEW_SEGMENT if units.tally.longest > uncut else longest
 
 
-def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
-    """Return the lengths of items of the units, for rows of B of that many bytes."""
+def item_lengths(
+    units: Units, row_bytes: int, processors: int, side_by_side: bool = False
+) -> ItemLengths:
+    """Return the lengths of items of the units, for rows of B of that many bytes.
+
+    ``side_by_side``: B has few columns, and a warp loads 128 entries or more at once.
+    """
     longest, room = segment_length(units, row_bytes), processors * LANES_PER_SM
     if not units.count:
         return ItemLengths(longest)
     unfilled = row_bytes <= SMALL_BYTES and 32 * units.count <= room
+    # Entries of four rounds of a warp's loads; cutting a row takes longer than those.
+    rounds = UNCUT_NARROW // max(row_bytes // ACCESS_BYTES, 1) if side_by_side else 0
+    longest = max(longest, rounds)
     if units.tally.bundled:
         return ItemLengths(longest, WIDE_LENGTHS[0] if unfilled else None)
-    few = ItemLengths(_few_length(units, row_bytes, longest))
+    few = ItemLengths(longest if side_by_side else _few_length(units, row_bytes, longest))
     if row_bytes > SMALL_BYTES:
         return few
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
@@ -161,7 +169,7 @@ def item_lengths(units: Units, row_bytes: int, processors: int) -> ItemLengths:
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
     shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
     if shared is not None:
-        longest = max(longest, SHARED_UNCUT)
+        longest = max(longest, rounds * THREADS // 32, SHARED_UNCUT)
     return ItemLengths(longest, wide, shared, True)
 
 

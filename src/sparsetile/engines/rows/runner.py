@@ -27,6 +27,7 @@ from sparsetile.jit.loader import (
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
+    FEW_COLUMNS,
     MIXED_ROWS,
     SDDMM_CSR,
     SPMM_CSR,
@@ -101,7 +102,12 @@ class RowRunner(ExactRunner):
         key = (dtype, out_dtype, n, vector, mode, weighted, device)
         found = self._launches.get(key)
         if found is None:
-            bundles = mode == "sum" and self._mixed is not None and dtype in BUNDLE_DTYPES
+            bundles = (
+                mode == "sum"
+                and self._mixed is not None
+                and dtype in BUNDLE_DTYPES
+                and n > FEW_COLUMNS
+            )
             work = self._mixed if bundles and self._mixed is not None else self._plain
             facts = machine(torch.device("cuda", device))
             shape = self._shape.at_width(n * dtype.itemsize)
@@ -113,8 +119,9 @@ class RowRunner(ExactRunner):
             else:
                 args = mode in ("argmax", "argmin")
                 tile = choose_tile(
-                    dtype, n, vector, shape, cols=self.cols, l2=facts.l2_bytes, args=args
-                )
+                    dtype, n, vector, shape, cols=self.cols, l2=facts.l2_bytes, args=args,
+                    plain_sum=mode == "sum",
+                )  # fmt: skip
             config = spmm_config(
                 dtype,
                 tile,
@@ -171,7 +178,8 @@ class RowRunner(ExactRunner):
             **bundled,
             "columns": tensors["columns"].data_ptr(),
             "values": 0 if values is None else values.data_ptr(),
-            "heads": tensors["heads"].data_ptr() if launch.small else 0,
+            # A plan with bundles has none, and products that read entries side by side need none.
+            "heads": tensors["heads"].data_ptr() if launch.small and launch.tile.parts == 1 else 0,
             "indptr": tensors["indptr"].data_ptr(),
             "args": 0,
             "arrivals": 0,

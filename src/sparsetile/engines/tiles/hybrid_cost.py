@@ -29,18 +29,9 @@ from sparsetile.formats.window_split import (
 from sparsetile.kernels.rstile import choose_slabs
 
 __all__ = [
-    "PartTimes",
-    "Split",
-    "cheapest_split",
-    "counted",
-    "give_window_tiles",
-    "long_windows",
-    "predict_hybrid",
-    "row_costs",
-    "run_steps",
-    "start_seconds",
-    "window_tiles",
-]
+    "PartTimes", "Split", "cheapest_split", "counted", "give_window_tiles", "long_windows",
+    "predict_hybrid", "row_costs", "run_steps", "start_seconds", "window_tiles",
+]  # fmt: skip
 
 HEIGHT = 16
 _TILES = "tiles of windows"  # key of a count
@@ -59,35 +50,19 @@ RUN, WIDE_RUN, WIDE = 8, 2, 256
 
 @dataclass(frozen=True)
 class PartTimes:
-    """Microseconds.
+    """Microseconds; a byte is one of a row of B."""
 
-    Attributes
-    ----------
-    start : float
-        Before the first and after the last row.
-    tile, tile_byte : float
-        A thousand tiles: fixed, and a byte of a row of B.
-    window, window_byte : float
-        A thousand windows.
-    entry, entry_byte, new_byte : float
-        A thousand entries on CUDA cores, and new columns.
-    row, row_byte : float
-        A thousand rows on CUDA cores.
-    in_l2, beyond : float
-        A megabyte of B and C: the part that fits L2, and the rest.
-    """
-
-    start: float
-    tile: float
+    start: float  # before the first and after the last row
+    tile: float  # a thousand tiles: fixed, and a byte
     tile_byte: float
-    window: float
+    window: float  # a thousand windows
     window_byte: float
-    entry: float
+    entry: float  # a thousand entries on CUDA cores, and new columns
     entry_byte: float
     new_byte: float
-    row: float
+    row: float  # a thousand rows on CUDA cores
     row_byte: float
-    in_l2: float
+    in_l2: float  # a megabyte of B and C: the part that fits L2, and the rest
     beyond: float
 
 
@@ -108,17 +83,9 @@ MARGIN = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Windows and residual rows, and the seconds of one product.
+    """Windows and residual rows, and the predicted seconds of one product."""
 
-    Attributes
-    ----------
-    partition : Partition or None
-        None: all rows on CUDA cores.
-    seconds : float
-        Predicted.
-    """
-
-    partition: Partition | None
+    partition: Partition | None  # None: all rows on CUDA cores
     seconds: float
 
 

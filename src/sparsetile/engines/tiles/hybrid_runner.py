@@ -108,13 +108,8 @@ class HybridRunner(Runner):
         self._launches: dict[tuple[Any, ...], Launch] = {}
 
     def _launch_for(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        n: int,
-        weighted: bool,
-        device: int,
-    ) -> Launch:
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, weighted: bool, device: int,
+    ) -> Launch:  # fmt: skip
         key = (dtype, out_dtype, n, weighted, device)
         found = self._launches.get(key)
         if found is None:
@@ -135,43 +130,28 @@ class HybridRunner(Runner):
             self._launch_for(dtype, dtype, width, weighted, device_index(device))
 
     def _params(
-        self,
-        launch: Launch,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors,
+        self, launch: Launch, tensors: Tensors, values: Tensor | None, packed: Tensors,
         epilogue: Epilogue,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Parameters that do not depend on B, C and scratch memory."""
         address = {name: tensors[name].data_ptr() for name in self.tensor_names}
         return {
             **dict.fromkeys((*_UNUSED, *_SCRATCH), 0),
             **{name: address[name] for name in ("items", "parent_of_slot", "nodes")},
-            **self._rest.section_params(launch.slabs.rows.lanes),
-            "columns": address["columns"],
-            "values": 0 if values is None else values.data_ptr(),
-            "indptr": address["indptr"],
-            "order": address["order"],
-            "rows": self._positions,
-            "slot_count": self._rest.slots,
-            "node_count": self._rest.nodes,
-            "slabs": launch.row_slabs,
-            "row_slabs": launch.slabs.row_slabs,
-            "row_window_offset": address["row_window_offset"],
-            "tile_columns": address["tile_columns"],
-            **self.weights(tensors, packed),
+            **self._rest.section_params(launch.slabs.rows.lanes), "columns": address["columns"],
+            "values": 0 if values is None else values.data_ptr(), "indptr": address["indptr"],
+            "order": address["order"], "rows": self._positions, "slot_count": self._rest.slots,
+            "node_count": self._rest.nodes, "slabs": launch.row_slabs,
+            "row_slabs": launch.slabs.row_slabs, "row_window_offset": address["row_window_offset"],
+            "tile_columns": address["tile_columns"], **self.weights(tensors, packed),
             "window_items": address["window_items"],
             "window_parent_of_slot": address["window_parent_of_slot"],
-            "window_nodes": address["window_nodes"],
-            "window_slot_count": self._slots,
-            "window_node_count": self._nodes,
-            "window_item_count": self._items,
-            "shared_item_count": self._shared,
-            "window_slabs": launch.window_slabs,
-            "window_blocks": launch.window_blocks,
-            "slab_shift": launch.slabs.shift,
+            "window_nodes": address["window_nodes"], "window_slot_count": self._slots,
+            "window_node_count": self._nodes, "window_item_count": self._items,
+            "shared_item_count": self._shared, "window_slabs": launch.window_slabs,
+            "window_blocks": launch.window_blocks, "slab_shift": launch.slabs.shift,
             **epilogue_params(epilogue),
-        }
+        }  # fmt: skip
 
     def _scratch_bytes(self, launch: Launch) -> tuple[int, int]:
         """Bytes of partial sums that one matrix of a batch needs: windows', rows'."""
@@ -182,14 +162,9 @@ class HybridRunner(Runner):
         )
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self.rows == 0 or batches == 0:
             return
@@ -209,16 +184,9 @@ class HybridRunner(Runner):
         self._multiply(launch, shape, batches, tensors, values, packed, out, epilogue)
 
     def _multiply(
-        self,
-        launch: Launch,
-        shape: Geometry,
-        batches: int,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors,
-        out: Tensor,
-        epilogue: Epilogue,
-    ) -> None:
+        self, launch: Launch, shape: Geometry, batches: int, tensors: Tensors,
+        values: Tensor | None, packed: Tensors, out: Tensor, epilogue: Epilogue,
+    ) -> None:  # fmt: skip
         """Launch the kernel for operands of this shape, ``out`` being C."""
         window_bytes, row_bytes = self._scratch_bytes(launch)
         params = {**self._params(launch, tensors, values, packed, epilogue), **shape.params}
@@ -240,14 +208,9 @@ class HybridRunner(Runner):
             launch.kernel.launch(launch.grid(batches), THREADS, stream, params, overlap=not cut)
 
     def _spmm_padded(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors,
-        B: Tensor,
-        out: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors, B: Tensor, out: Tensor,
         epilogue: Epilogue,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Multiply copies of B and C whose rows are whole accesses of 16 bytes; only of B if C's
         are.
 
@@ -270,13 +233,9 @@ class HybridRunner(Runner):
         out.copy_(wide[..., :n])
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launch of B -> C, both plain matrices; None if B has to be copied."""
         n = B.shape[1]
         if packed is None or not aligned(B) or (n * B.element_size()) % ACCESS_BYTES:

@@ -72,15 +72,11 @@ def build_short_windows(request: Request, on: Parts = EVERYTHING) -> EngineBuild
     schedule = WindowSchedule.make(units, workers=_workers(request), balance=balance)
     schedule = schedule.to(request.csr.indptr.device)
     tensors = {
-        "row_window_offset": tiles.row_window_offset,
-        "tc_offset": tiles.tc_offset,
-        "sparse_a_to_b": tiles.sparse_a_to_b,
-        "tc_local_bit": tiles.tc_local_bit,
-        "entries": tiles.entries,
-        "order": order_tensor(order, csr),
-        "indptr": csr.indptr,
+        "row_window_offset": tiles.row_window_offset, "tc_offset": tiles.tc_offset,
+        "sparse_a_to_b": tiles.sparse_a_to_b, "tc_local_bit": tiles.tc_local_bit,
+        "entries": tiles.entries, "order": order_tensor(order, csr), "indptr": csr.indptr,
         **schedule.tensors(),
-    }
+    }  # fmt: skip
     choices = {
         "format": f"BitTCF, windows of {8 * tiles.stack} rows, {tiles.tile_count} tiles of "
         f"{tiles.mean_tile_entries:.1f} entries, {tiles.bytes} bytes",
@@ -93,14 +89,8 @@ def build_short_windows(request: Request, on: Parts = EVERYTHING) -> EngineBuild
         choices,
         timer.seconds,
         dict(
-            positions=tiles.shape[0],
-            items=schedule.item_count,
-            slots=schedule.slot_count,
-            nodes=schedule.node_count,
-            stack=tiles.stack,
-            reloads=reloads,
-            cached=on.cached,
-            pipelined=on.pipelined,
-            ahead=on.ahead,
+            positions=tiles.shape[0], items=schedule.item_count, slots=schedule.slot_count,
+            nodes=schedule.node_count, stack=tiles.stack, reloads=reloads, cached=on.cached,
+            pipelined=on.pipelined, ahead=on.ahead,
         ),
-    )
+    )  # fmt: skip

@@ -38,14 +38,9 @@ class ShortWindowRunner(TileRunner):
         return {**pointers, **counts, "arrivals": 0}
 
     def _load(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        n: int,
-        vector: int,
-        weighted: bool,
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, vector: int, weighted: bool,
         device: int,
-    ) -> TileLaunch:
+    ) -> TileLaunch:  # fmt: skip
         facts = machine(torch.device("cuda", device))
         slab = choose_slab(
             dtype, n, vector, items=self._items, processors=facts.processors, cols=self.cols,

@@ -46,13 +46,8 @@ from sparsetile.launch.geometry import (
 from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 
 __all__ = [
-    "AlignedTileRunner",
-    "LaterLaunch",
-    "TileLaunch",
-    "TileRunner",
-    "redo_blocks",
-    "sm_count",
-]
+    "AlignedTileRunner", "LaterLaunch", "TileLaunch", "TileRunner", "redo_blocks", "sm_count",
+]  # fmt: skip
 
 # Packed values are copied in words of four bytes, or in pieces of sixteen.
 _VALUE_MARGIN = 8
@@ -72,33 +67,20 @@ class LaterLaunch:
 
 @dataclass(frozen=True)
 class TileLaunch:
-    """A loaded kernel with the parameters that depend only on the width.
-
-    Attributes
-    ----------
-    threads, blocks, slabs : int
-        Threads of a thread block, thread blocks for the items, slabs for the columns of B.
-    slot_bytes : int
-        Bytes of a partial sum in its slot.
-    counters, flags : int
-        Counters of cut windows and flags of what a later launch recomputes (``redo.cuh``), per slab
-        of one matrix. All are zero between products.
-    later : tuple of LaterLaunch
-        The kernel that adds up cut windows, if the first one does not, then the one that
-        recomputes.
-    params : mapping
-        Parameters that depend on the type and the width.
-    """
+    """A loaded kernel with the parameters that depend only on the width."""
 
     kernel: LoadedKernel
-    threads: int
-    blocks: int
-    slabs: int
-    slot_bytes: int
+    threads: int  # of a thread block
+    blocks: int  # for the items
+    slabs: int  # for the columns of B
+    slot_bytes: int  # of a partial sum in its slot
+    # Counters of cut windows and flags of what a later launch recomputes (``redo.cuh``), per slab
+    # of one matrix. All are zero between products.
     counters: int = 0
     flags: int = 0
+    # The kernel that adds up cut windows, if the first one does not, then the one that recomputes.
     later: tuple[LaterLaunch, ...] = ()
-    params: Mapping[str, int] = field(default_factory=dict)
+    params: Mapping[str, int] = field(default_factory=dict)  # that depend on type and width
 
     def scratch(self, slots: int, layers: int, params: Mapping[str, Any]) -> Scratch | None:
         """Return the memory that ``layers`` slabs need, or None for none."""
@@ -152,14 +134,9 @@ class TileRunner(Runner):
 
     @abstractmethod
     def _load(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        n: int,
-        vector: int,
-        weighted: bool,
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, vector: int, weighted: bool,
         device: int,
-    ) -> TileLaunch:
+    ) -> TileLaunch:  # fmt: skip
         """Return the launch for products of ``n`` columns; ``vector`` elements per access."""
 
     @abstractmethod
@@ -184,23 +161,15 @@ class TileRunner(Runner):
         return {
             **self._format_params(tensors),
             "values": 0 if packed is None else packed["values"].data_ptr(),
-            "order": tensors["order"].data_ptr(),
-            "indptr": tensors["indptr"].data_ptr(),
-            "rows": self._positions,
-            "slot_count": self._slots,
-            "partials": 0,
+            "order": tensors["order"].data_ptr(), "indptr": tensors["indptr"].data_ptr(),
+            "rows": self._positions, "slot_count": self._slots, "partials": 0,
             **epilogue_params(epilogue),
-        }
+        }  # fmt: skip
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         n, batches = B.shape[-1], batch_count(B)
         if n == 0 or self._items == 0 or batches == 0:
             return
@@ -236,14 +205,9 @@ class TileRunner(Runner):
                 later.kernel.launch(grid, later.threads, stream, params, overlap=True)
 
     def _in_halves(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue,
+    ) -> None:  # fmt: skip
         """Multiply more columns than one grid holds, in two parts."""
         n = B.shape[-1]
         half = n // (2 * _PART_COLUMNS) * _PART_COLUMNS or n // 2
@@ -253,13 +217,9 @@ class TileRunner(Runner):
             self.spmm(tensors, values, packed, B[..., part], out[..., part], rest)
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launches of B -> C, both plain matrices; None if a grid is too small."""
         if not self._items:
             return ()
@@ -296,14 +256,9 @@ class AlignedTileRunner(TileRunner):
     """
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         n, columns = B.shape[-1], ACCESS_BYTES // B.element_size()
         whole = n % columns == 0
         if not whole or not aligned(B):  # zeros behind the last column are multiplied, too
@@ -320,13 +275,9 @@ class AlignedTileRunner(TileRunner):
             out.copy_(target)
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launches of B -> C; None if copies are needed."""
         if B.shape[1] * B.element_size() % ACCESS_BYTES or not aligned(B):
             return None

@@ -23,16 +23,9 @@ from sparsetile.kernels.cpu.memory import HUGE_BYTES, empty_output
 from sparsetile.kernels.cpu.pool import run_shared
 
 __all__ = [
-    "Prepared",
-    "add_products",
-    "arrays_fit",
-    "prepare_product",
-    "product_of_arrays",
-    "sampled_product_of_arrays",
-    "sddmm",
-    "spmm_extremum",
-    "spmm_sum",
-]
+    "Prepared", "add_products", "arrays_fit", "prepare_product", "product_of_arrays",
+    "sampled_product_of_arrays", "sddmm", "spmm_extremum", "spmm_sum",
+]  # fmt: skip
 
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
 WORK_PER_THREAD = 1 << 20
@@ -87,32 +80,11 @@ def spmm_sum(
     """Write ``alpha * (A @ B) + beta * out`` to ``out``; A is M x K in canonical CSR.
 
     The products of a row are added in one fixed order by fused multiply-adds: the same bits from
-    run to run and for any number of threads (``torch.get_num_threads()``).
-
-    Parameters
-    ----------
-    indptr : Tensor
-        int64 [M+1].
-    indices : Tensor
-        int32 [nnz], column of each entry. Trusted to be below K.
-    values : Tensor or None
-        [nnz], a float dtype, converted to the one the product is computed in; None if every entry
-        is 1.
-    B : Tensor
-        [K, N], float16, bfloat16, float32 or float64, any strides.
-    out : Tensor
-        [M, N], dtype of ``B``, any strides. Must not overlap ``B``.
-    alpha, beta : float
-        Scale of the product and of the old ``out``. With ``beta == 0`` it is not read.
-    bounds : Tensor
-        int64 [chunks+1], from `balance.row_chunks`.
-    mean : bool
-        Divide each row's sum by its number of entries; an empty row gives 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A tensor is not as described.
+    run to run and for any number of threads (``torch.get_num_threads()``). ``indptr`` is int64,
+    ``indices`` int32 and below K, ``values`` of any float type or None for ones, ``bounds`` from
+    `balance.row_chunks`. B and ``out``, which do not overlap, have one float type and any strides.
+    With ``beta == 0`` ``out`` is not read. ``mean`` divides each row's sum by its number of
+    entries.
     """
     _check_matrix("spmm_sum", indptr, indices, values, bounds)
     _check_dense("spmm_sum", "B", B, None)
@@ -147,7 +119,7 @@ def add_products(
 class Prepared(NamedTuple):
     """A product without the addresses of B and C, for one shape and one set of strides of B.
 
-    The tensors must outlive it.
+    Keep the tensors as long as it is used.
     """
 
     kernel: Any
@@ -218,26 +190,9 @@ def product_of_arrays(
     """Return A·B, or the mean of each row's products, of CSR arrays as they came.
 
     Bits are those of :func:`spmm_sum`. Nothing is copied, nothing outside of the arrays is read.
-
-    Parameters
-    ----------
-    indptr, indices : Tensor
-        int32 or int64, contiguous: [M + 1], [nnz or more].
-    values : Tensor or None
-        [nnz or more], contiguous, of B's type.
-    nnz : int
-        What the last row pointer has to be.
-    cols : int
-        K.
-    B : Tensor [K, N] or [K]
-        float32 or float64, with unit column stride.
-    mean : bool
-        As in :func:`spmm_sum`.
-
-    Returns
-    -------
-    Tensor [M, N] or [M], or None
-        None if row pointers or columns are wrong.
+    They are contiguous, of int32 or int64, ``values`` of B's type; the last row pointer has to be
+    ``nnz``, columns below ``cols``. B [K, N] or [K] is float32 or float64, with unit column stride.
+    None if row pointers or columns are wrong.
     """
     rows, wide, dtype = indptr.shape[0] - 1, B.ndim == 2, B.dtype
     columns = B.shape[1] if wide else 1
@@ -323,22 +278,9 @@ def spmm_extremum(
     """Write the largest (or smallest) product of each row to ``out``, its entry to ``arg``.
 
     Candidates of ``out[i, j]`` are ``A[i, k] * B[k, j]`` over the stored entries of row i. The
-    first of equal ones wins; NaN beats everything, the first NaN wins (as ``torch.amax``).
-
-    Parameters
-    ----------
-    indptr, indices, values, B, out, bounds : Tensor
-        As in `spmm_sum`. An empty row gives 0.
-    arg : Tensor
-        int64 [M, N], any strides: number of the winning entry, 0 to nnz-1 in stored order; -1 for
-        an empty row.
-    maximum : bool
-        True for the largest, False for the smallest.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A tensor is not as described.
+    first of equal ones wins; NaN beats everything, the first NaN wins (as ``torch.amax``). ``arg``,
+    int64 with any strides, gets the number of the winning entry in stored order. An empty row gives
+    0 and -1. Other tensors are as in `spmm_sum`.
     """
     _check_matrix("spmm_extremum", indptr, indices, values, bounds)
     _check_dense("spmm_extremum", "B", B, None)
@@ -367,24 +309,9 @@ def sddmm(
     """Write ``dot(G[row of e], B[column of e])`` to ``out[e]`` for every stored entry e.
 
     This is the gradient of A's values when G is the gradient of ``A @ B``. Sums run in float32
-    (float64 for float64) over a fixed number of lanes and then across them: the same bits from
-    run to run and for any number of threads.
-
-    Parameters
-    ----------
-    indptr, indices, bounds : Tensor
-        As in `spmm_sum`.
-    G : Tensor
-        [M, N], any strides.
-    B : Tensor
-        [K, N], dtype of ``G``, any strides.
-    out : Tensor
-        [nnz], dtype of ``G``, any stride.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A tensor is not as described.
+    (float64 for float64) over a fixed number of lanes and then across them: the same bits from run
+    to run and for any number of threads. G, B and ``out`` have one type and any strides; other
+    tensors are as in `spmm_sum`.
     """
     _check_matrix("sddmm", indptr, indices, None, bounds)
     _check_dense("sddmm", "B", B, None)
@@ -460,12 +387,9 @@ def _check_tensor(
         )
     if shape is not None and tensor.shape != shape:
         raise value_error(
-            function,
-            argument,
-            f"of shape {list(shape)}",
-            list(tensor.shape),
+            function, argument, f"of shape {list(shape)}", list(tensor.shape),
             "Match it to A and B",
-        )
+        )  # fmt: skip
 
 
 def _check_dense(
@@ -478,12 +402,9 @@ def _check_dense(
     _check_tensor(function, argument, matrix, _FLOATS if dtype is None else (dtype,), shape)
     if matrix.dim() != 2:
         raise value_error(
-            function,
-            argument,
-            "two-dimensional",
-            f"shape {list(matrix.shape)}",
+            function, argument, "two-dimensional", f"shape {list(matrix.shape)}",
             "Call once for each matrix of a batch",
-        )
+        )  # fmt: skip
 
 
 def _check_matrix(
@@ -501,9 +422,7 @@ def _check_matrix(
     ):
         if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.numel() < least:
             raise value_error(
-                function,
-                argument,
-                f"contiguous, one-dimensional, with {least} elements or more",
+                function, argument, f"contiguous, one-dimensional, with {least} elements or more",
                 f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
                 "Pass what intake and balance.row_chunks made",
-            )
+            )  # fmt: skip

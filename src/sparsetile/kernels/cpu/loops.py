@@ -78,6 +78,8 @@ _HEAVY = 4
 Schedule = tuple[int, int, int, int]  # bounds or 0, rows, number of chunks, parts of a heavy chunk
 Sparse = tuple[int, int, int, int, Any, Any]  # indptr, indices, values or 0, nnz, both types
 Dense = tuple[int, int]  # matrix, row stride in elements
+Sum = tuple[Sparse, Dense, Dense, Any, Any, bool]  # A, B, C, alpha, beta, whether a mean
+Extremum = tuple[Sparse, Dense, Dense, Dense, Any]  # A, B, C, arg, a scalar of the element type
 
 _COUNT = np.int64(0)  # element type of bounds and arg
 # Cost of a row besides its entries, in entries, if chunks are searched (as in balance.row_chunks).
@@ -231,20 +233,8 @@ def _sum_block(units: int, masked: bool) -> Any:
         return fma(splat(get(like, values, e), units), entry, acc)
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        fetched: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        alpha: Any,
-        beta: Any,
-        mean: bool,
-    ) -> None:
-        c, ldc = C
+    def block(row: int, stop: int, j: int, count: int, fetched: int, work: Sum) -> None:
+        A, B, (c, ldc), alpha, beta, mean = work
         start = _offset(A, row)
         for i in range(row, stop):
             end = _offset(A, i + 1)
@@ -281,22 +271,9 @@ def _sum_pair(units: int, overlap: bool) -> Any:
     """
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        fetched: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        alpha: Any,
-        beta: Any,
-        mean: bool,
-    ) -> None:
+    def block(row: int, stop: int, j: int, count: int, fetched: int, work: Sum) -> None:
+        A, (b, ldb), (c, ldc), alpha, beta, mean = work
         values = A[2]
-        b, ldb = B
-        c, ldc = C
         half = count - lane_count(alpha, units) if overlap else lane_count(alpha, units)
         start = _offset(A, row)
         for i in range(row, stop):
@@ -304,7 +281,7 @@ def _sum_pair(units: int, overlap: bool) -> Any:
             low = zeros(alpha, units)
             high = zeros(alpha, units)
             for e in range(start, end):
-                _fetch_row(e, j, fetched, A, B, alpha)
+                _fetch_row(e, j, fetched, A, work[1], alpha)
                 place = _column(A, e) * ldb + j
                 if values == 0:
                     low = add(low, load(alpha, b, place, units, False, count))
@@ -338,28 +315,16 @@ def _sum_rest() -> Any:
     of_eighths, of_sixteenths = _sum_pair(-8, True), _sum_pair(-16, True)
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        fetched: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        alpha: Any,
-        beta: Any,
-        mean: bool,
-    ) -> None:
-        unit = lane_count(alpha, 1)
+    def block(row: int, stop: int, j: int, count: int, fetched: int, work: Sum) -> None:
+        unit = lane_count(work[3], 1)
         if 2 * count > unit:
-            of_halves(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+            of_halves(row, stop, j, count, fetched, work)
         elif 4 * count > unit:
-            of_quarters(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+            of_quarters(row, stop, j, count, fetched, work)
         elif 8 * count > unit:
-            of_eighths(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+            of_eighths(row, stop, j, count, fetched, work)
         else:
-            of_sixteenths(row, stop, j, count, fetched, A, B, C, alpha, beta, mean)
+            of_sixteenths(row, stop, j, count, fetched, work)
 
     return block
 
@@ -387,18 +352,8 @@ def _sum_column(weighted: bool) -> Any:
     """
 
     @inner
-    def column(
-        row: int,
-        stop: int,
-        j: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        alpha: Any,
-        beta: Any,
-        mean: bool,
-    ) -> None:
-        c, ldc = C
+    def column(row: int, stop: int, j: int, work: Sum) -> None:
+        A, B, (c, ldc), alpha, beta, mean = work
         start = _offset(A, row)
         for i in range(row, stop):
             end = _offset(A, i + 1)
@@ -461,7 +416,7 @@ def spmm_sum(
     are in cache already. ``scattered`` means that B is far larger than the caches: then each visit
     of a row reads as much of it as it can.
     """
-    unit = lane_count(alpha, 1)
+    unit, work = lane_count(alpha, 1), (A, B, C, alpha, beta, mean)
     width = (_PANEL if scattered else _NARROW_PANEL) * unit
     checked = columns >= 0
     if checked and (_offset(A, 0) != 0 or _offset(A, schedule[1]) != A[3] or columns == 0 < A[3]):
@@ -485,25 +440,25 @@ def spmm_sum(
             while j < end:
                 left = end - j
                 if left >= _WIDE * unit:
-                    _sum_wide(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    _sum_wide(row, last, j, left, fetched, work)
                     j += _WIDE * unit
                 elif left >= _HALF * unit:
-                    _sum_half(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    _sum_half(row, last, j, left, fetched, work)
                     j += _HALF * unit
                 elif left >= 2 * unit:
-                    _sum_2(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    _sum_2(row, last, j, left, fetched, work)
                     j += 2 * unit
                 elif left >= unit:
-                    _sum_1(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    _sum_1(row, last, j, left, fetched, work)
                     j += unit
                 elif left == 1:
                     if A[2] != 0:
-                        _sum_weighted(row, last, j, A, B, C, alpha, beta, mean)
+                        _sum_weighted(row, last, j, work)
                     else:
-                        _sum_pattern(row, last, j, A, B, C, alpha, beta, mean)
+                        _sum_pattern(row, last, j, work)
                     j = end
                 else:
-                    _sum_tail(row, last, j, left, fetched, A, B, C, alpha, beta, mean)
+                    _sum_tail(row, last, j, left, fetched, work)
                     j = end
                 fetched = 0
             row = last
@@ -513,20 +468,9 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
     """Make the max or min over a range of rows and one block of columns; see `_sum_block`."""
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        arg: Dense,
-        like: Any,
-    ) -> None:
+    def block(row: int, stop: int, j: int, count: int, work: Extremum) -> None:
+        A, (b, ldb), (c, ldc), arg, like = work
         values, nnz = A[2], A[3]
-        b, ldb = B
-        c, ldc = C
         start = _offset(A, row)
         for i in range(row, stop):
             end = _offset(A, i + 1)
@@ -561,21 +505,11 @@ def _extremum_part(units: int, maximum: bool) -> Any:
     part = _extremum_block(units, False, maximum)
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        arg: Dense,
-        like: Any,
-    ) -> None:
-        lanes = lane_count(like, units)
-        part(row, stop, j, count, A, B, C, arg, like)
+    def block(row: int, stop: int, j: int, count: int, work: Extremum) -> None:
+        lanes = lane_count(work[4], units)
+        part(row, stop, j, count, work)
         if count > lanes:
-            part(row, stop, j + count - lanes, count, A, B, C, arg, like)
+            part(row, stop, j + count - lanes, count, work)
 
     return block
 
@@ -586,36 +520,44 @@ def _extremum_rest(maximum: bool) -> Any:
     of_eighths, of_sixteenths = _extremum_part(-8, maximum), _extremum_part(-16, maximum)
 
     @inner
-    def block(
-        row: int,
-        stop: int,
-        j: int,
-        count: int,
-        A: Sparse,
-        B: Dense,
-        C: Dense,
-        arg: Dense,
-        like: Any,
-    ) -> None:
-        unit = lane_count(like, 1)
+    def block(row: int, stop: int, j: int, count: int, work: Extremum) -> None:
+        unit = lane_count(work[4], 1)
         if 2 * count > unit:
-            of_halves(row, stop, j, count, A, B, C, arg, like)
+            of_halves(row, stop, j, count, work)
         elif 4 * count > unit:
-            of_quarters(row, stop, j, count, A, B, C, arg, like)
+            of_quarters(row, stop, j, count, work)
         elif 8 * count > unit:
-            of_eighths(row, stop, j, count, A, B, C, arg, like)
+            of_eighths(row, stop, j, count, work)
         else:
-            of_sixteenths(row, stop, j, count, A, B, C, arg, like)
+            of_sixteenths(row, stop, j, count, work)
 
     return block
 
 
-_max_half = _extremum_block(_HALF, False, True)
-_max_1 = _extremum_block(1, False, True)
-_max_tail = _extremum_block(1, True, True) if _MASKS else _extremum_rest(True)
-_min_half = _extremum_block(_HALF, False, False)
-_min_1 = _extremum_block(1, False, False)
-_min_tail = _extremum_block(1, True, False) if _MASKS else _extremum_rest(False)
+def _extremum(maximum: bool) -> Any:
+    """Make the same for any range of columns."""
+    half, one = _extremum_block(_HALF, False, maximum), _extremum_block(1, False, maximum)
+    tail = _extremum_block(1, True, maximum) if _MASKS else _extremum_rest(maximum)
+
+    @inner
+    def blocks(row: int, stop: int, j: int, end: int, work: Extremum) -> None:
+        unit = lane_count(work[4], 1)
+        while j < end:
+            left = end - j
+            if left >= _HALF * unit:
+                half(row, stop, j, left, work)
+                j += _HALF * unit
+            elif left >= unit:
+                one(row, stop, j, left, work)
+                j += unit
+            else:
+                tail(row, stop, j, left, work)
+                j = end
+
+    return blocks
+
+
+_largest, _smallest = _extremum(True), _extremum(False)
 
 
 @_entry_point
@@ -634,31 +576,15 @@ def spmm_extremum(
 
     ``arg`` is int64; ``like`` is any scalar of the element type.
     """
-    unit = lane_count(like, 1)
+    unit, work = lane_count(like, 1), (A, B, C, arg, like)
     while True:
         row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
         if row < 0:
             break
-        while j < end:
-            left = end - j
-            if left >= _HALF * unit:
-                if maximum:
-                    _max_half(row, stop, j, left, A, B, C, arg, like)
-                else:
-                    _min_half(row, stop, j, left, A, B, C, arg, like)
-                j += _HALF * unit
-            elif left >= unit:
-                if maximum:
-                    _max_1(row, stop, j, left, A, B, C, arg, like)
-                else:
-                    _min_1(row, stop, j, left, A, B, C, arg, like)
-                j += unit
-            else:
-                if maximum:
-                    _max_tail(row, stop, j, left, A, B, C, arg, like)
-                else:
-                    _min_tail(row, stop, j, left, A, B, C, arg, like)
-                j = end
+        if maximum:
+            _largest(row, stop, j, end, work)
+        else:
+            _smallest(row, stop, j, end, work)
 
 
 @inlined

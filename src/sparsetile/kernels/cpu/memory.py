@@ -22,22 +22,10 @@ _kept: deque[np.ndarray[Any, Any]] = deque(maxlen=_KEPT)  # drops the oldest
 
 
 def empty_output(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised CPU tensor for a product.
+    """Return an uninitialised CPU tensor for a product, contiguous, on a 64-byte boundary.
 
-    Parameters
-    ----------
-    rows, columns : int
-        Shape of the result.
-    dtype : torch.dtype
-        Element type.
-
-    Returns
-    -------
-    Tensor
-        [rows, columns], contiguous, on a 64-byte boundary. Large ones come from NumPy, which
-        requests huge pages, unlike torch. The last ones are kept for the next product of the same
-        size: page faults can cost more than the product (web-NotreDame, N = 32: 8 of 17 ms, a
-        development reading).
+    Large ones come from NumPy, which requests huge pages, unlike torch. The last ones are kept for
+    the next product of the same size: page faults can cost more than the product.
     """
     size = rows * columns * dtype.itemsize
     if size < HUGE_BYTES:

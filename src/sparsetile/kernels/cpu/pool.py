@@ -92,29 +92,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_shared(
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    owners: tuple[Any, ...],
-    threads: int,
+    function: Callable[..., Any], arguments: tuple[Any, ...], owners: tuple[Any, ...], threads: int
 ) -> None:
     """Run ``function(*arguments)`` in this thread and in up to ``threads - 1`` helpers at once.
 
-    Parameters
-    ----------
-    function : callable
-        Does its share of a job that all callers with these arguments divide among themselves, and
-        returns when nothing is left to claim.
-    arguments : tuple
-        Arguments of each thread; may be addresses.
-    owners : tuple
-        Owners of the memory behind the addresses: kept until the last helper has left.
-    threads : int
-        Most threads, the caller included.
-
-    Raises
-    ------
-    BaseException
-        The function's exception, here or in a helper.
+    The function does its share of a job that all callers with these arguments divide among
+    themselves, and returns when nothing is left to claim. ``owners`` of the memory behind addresses
+    are kept until the last helper has left. An exception in a helper is raised here.
     """
     helpers = threads - 1
     if helpers < 1:

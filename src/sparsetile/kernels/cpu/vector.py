@@ -21,27 +21,10 @@ from numba.core import cgutils
 from numba.extending import models, register_model
 
 __all__ = [
-    "UNIT_BYTES",
-    "add",
-    "claim",
-    "divide_by",
-    "fence",
-    "fma",
-    "get",
-    "keep_value",
-    "keep_where",
-    "lane_count",
-    "load",
-    "multiply",
-    "prefetch",
-    "put",
-    "splat",
-    "splat_position",
-    "store",
-    "store_positions",
-    "total",
-    "zeros",
-]
+    "UNIT_BYTES", "add", "claim", "divide_by", "fence", "fma", "get", "keep_value", "keep_where",
+    "lane_count", "load", "multiply", "prefetch", "put", "splat", "splat_position", "store",
+    "store_positions", "total", "zeros",
+]  # fmt: skip
 
 # The widest register of current CPUs (AVX-512), also one cache line.
 UNIT_BYTES = 64
@@ -130,11 +113,7 @@ def _emit_store(
 def lane_count(typing: Any, like: Any, units: Any) -> Any:
     """Elements in a vector of ``units``, as a constant."""
     lanes = _of(like, units).lanes
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _I64(lanes)
-
-    return types.int64(like, units), emit
+    return types.int64(like, units), lambda _, builder, __, arguments: _I64(lanes)
 
 
 @intrinsic
@@ -162,22 +141,18 @@ def put(typing: Any, like: Any, base: Any, offset: Any, value: Any) -> Any:
 def splat(typing: Any, scalar: Any, units: Any) -> Any:
     """Return the vector whose lanes all hold ``scalar``."""
     vector = _of(scalar, units)
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _splat(builder, arguments[0], vector.llvm)
-
-    return vector(scalar, units), emit
+    return vector(scalar, units), (
+        lambda _, builder, __, arguments: _splat(builder, arguments[0], vector.llvm)
+    )
 
 
 @intrinsic(prefer_literal=True)
 def zeros(typing: Any, like: Any, units: Any) -> Any:
     """Return the vector of zeros."""
     vector = _of(like, units)
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return ir.Constant(vector.llvm, [0] * vector.lanes)
-
-    return vector(like, units), emit
+    return vector(like, units), (
+        lambda _, builder, __, arguments: ir.Constant(vector.llvm, [0] * vector.lanes)
+    )
 
 
 @intrinsic(prefer_literal=True)
@@ -225,21 +200,13 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 @intrinsic
 def add(typing: Any, a: Any, b: Any) -> Any:
     """``a + b`` lane by lane."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments)
-
-    return a(a, a), emit
+    return a(a, a), lambda _, builder, __, arguments: builder.fadd(*arguments)
 
 
 @intrinsic
 def multiply(typing: Any, a: Any, b: Any) -> Any:
     """``a * b`` lane by lane."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fmul(*arguments)
-
-    return a(a, a), emit
+    return a(a, a), lambda _, builder, __, arguments: builder.fmul(*arguments)
 
 
 @intrinsic

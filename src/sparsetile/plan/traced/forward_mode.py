@@ -52,13 +52,9 @@ def refuse_out(out: object) -> None:
 
 
 def product_of_duals(
-    flat: tuple[list[Tensor], str],
-    dual: Dual,
-    reduce: str,
-    alpha: float,
-    relu: bool,
+    flat: tuple[list[Tensor], str], dual: Dual, reduce: str, alpha: float, relu: bool,
     out_dtype: torch.dtype | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the product with its tangent, as one dual tensor."""
     B, values = dual.B, dual.values
     needs_grad = torch.is_grad_enabled() and any(

@@ -15,18 +15,9 @@ from torch import Tensor
 from sparsetile.plan.traced.flat import FlatPlan, parsed
 
 __all__ = [
-    "extremum_backward",
-    "extremum_context",
-    "gradient_product",
-    "mean_gradient",
-    "relu_gradient",
-    "row_scale",
-    "scaled_rows",
-    "sddmm_backward",
-    "sddmm_context",
-    "spmm_backward",
-    "spmm_context",
-]
+    "extremum_backward", "extremum_context", "gradient_product", "mean_gradient", "relu_gradient",
+    "row_scale", "scaled_rows", "sddmm_backward", "sddmm_context", "spmm_backward", "spmm_context",
+]  # fmt: skip
 
 
 def _need_transpose(flat: FlatPlan) -> None:

@@ -3,7 +3,7 @@
 An operator sees nothing but tensors, numbers and a recipe text, so torch can trace, export and
 differentiate it. ``tensors`` is the flat form of a plan (``flat.py``). ``packed`` are the runner's
 packed values in the order of its ``packed_names``; an empty list if they are not packed.
-Gradients are in ``operator_gradients.py``.
+Gradients are in ``gradients.py``.
 """
 
 from __future__ import annotations
@@ -88,17 +88,10 @@ def _as_taken(forward: Runner, tensor: Tensor) -> Tensor:
 
 
 def spmm(
-    tensors: Sequence[Tensor],
-    values: Tensor | None,
-    packed: Sequence[Tensor],
-    B: Tensor,
-    bias: Tensor | None,
-    recipe: str,
-    reduce: str,
-    alpha: float,
-    relu: bool,
+    tensors: Sequence[Tensor], values: Tensor | None, packed: Sequence[Tensor], B: Tensor,
+    bias: Tensor | None, recipe: str, reduce: str, alpha: float, relu: bool,
     out_dtype: torch.dtype | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """relu(alpha · A·B + bias), sum or mean: the kernel, also called straight by plans."""
     refuse_tangents(B, values, bias)
     flat = parsed(recipe)
@@ -107,13 +100,10 @@ def spmm(
         wide = torch.float64 if B.dtype is torch.float64 else torch.float32
         bias = bias.to(wide).contiguous()
     flat.forward.spmm(
-        flat.forward_tensors(tensors),
-        _packed_vector(values),
-        flat.packed(packed),
-        _as_taken(flat.forward, B),
-        out,
+        flat.forward_tensors(tensors), _packed_vector(values), flat.packed(packed),
+        _as_taken(flat.forward, B), out,
         Epilogue(alpha=alpha, mean=reduce == "mean", bias=bias, relu=relu),
-    )
+    )  # fmt: skip
     return out
 
 
@@ -125,44 +115,26 @@ def _share_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def spmm_out(
-    tensors: Sequence[Tensor],
-    values: Tensor | None,
-    packed: Sequence[Tensor],
-    B: Tensor,
-    out: Tensor,
-    recipe: str,
-    reduce: str,
-    alpha: float,
-    beta: float,
-) -> None:
+    tensors: Sequence[Tensor], values: Tensor | None, packed: Sequence[Tensor], B: Tensor,
+    out: Tensor, recipe: str, reduce: str, alpha: float, beta: float,
+) -> None:  # fmt: skip
     """out = alpha · A·B + beta · out, in place; ``out`` may share memory with B."""
     refuse_tangents(B, values, out)
     flat = parsed(recipe)
     target = out.clone() if _share_memory(B, out) else _as_taken(flat.forward, out)
     epilogue = Epilogue(alpha=alpha, beta=beta, mean=reduce == "mean")
     flat.forward.spmm(
-        flat.forward_tensors(tensors),
-        _packed_vector(values),
-        flat.packed(packed),
-        _as_taken(flat.forward, B),
-        target,
-        epilogue,
-    )
+        flat.forward_tensors(tensors), _packed_vector(values), flat.packed(packed),
+        _as_taken(flat.forward, B), target, epilogue,
+    )  # fmt: skip
     if target is not out:
         out.copy_(target)
 
 
 def linear(
-    tensors: Sequence[Tensor],
-    values: Tensor | None,
-    packed: Sequence[Tensor],
-    X: Tensor,
-    bias: Tensor | None,
-    recipe: str,
-    alpha: float,
-    relu: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
+    tensors: Sequence[Tensor], values: Tensor | None, packed: Sequence[Tensor], X: Tensor,
+    bias: Tensor | None, recipe: str, alpha: float, relu: bool, out_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
     """relu(alpha · X·Aᵀ + bias) for X [tokens, K], of runners that fuse it. Not differentiable."""
     refuse_tangents(X, values, bias)
     flat = parsed(recipe)
@@ -175,24 +147,16 @@ def linear(
     if bias is not None:
         bias = bias.to(torch.float32).contiguous()
     flat.forward.spmm(
-        flat.forward_tensors(tensors),
-        _packed_vector(values),
-        flat.packed(packed),
-        X.mT,
-        Y.mT,
+        flat.forward_tensors(tensors), _packed_vector(values), flat.packed(packed), X.mT, Y.mT,
         Epilogue(alpha=alpha, row_bias=bias, relu=relu),
-    )
+    )  # fmt: skip
     return Y
 
 
 def spmm_extremum(
-    tensors: Sequence[Tensor],
-    values: Tensor | None,
-    B: Tensor,
-    recipe: str,
-    reduce: str,
+    tensors: Sequence[Tensor], values: Tensor | None, B: Tensor, recipe: str, reduce: str,
     winners: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return max or min over each row's entries, and the entry that won (-1 on empty rows).
 
     Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
@@ -203,13 +167,9 @@ def spmm_extremum(
     out = B.new_empty(shape)
     args = torch.empty(shape if winners else (0,), dtype=torch.int64, device=B.device)
     flat.exact.extremum(
-        flat.exact_tensors(tensors),
-        _packed_vector(values),
-        row_major(B),
-        out,
-        args if winners else None,
-        reduce == "max",
-    )
+        flat.exact_tensors(tensors), _packed_vector(values), row_major(B), out,
+        args if winners else None, reduce == "max",
+    )  # fmt: skip
     return out, args
 
 
@@ -222,17 +182,10 @@ def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str, alpha: f
 
 
 def product(
-    flat: tuple[list[Tensor], str],
-    values: Tensor | None,
-    packed: list[Tensor],
-    B: Tensor,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
-    relu: bool,
-    out_dtype: torch.dtype | None,
+    flat: tuple[list[Tensor], str], values: Tensor | None, packed: list[Tensor], B: Tensor,
+    bias: Tensor | None, reduce: str, alpha: float, relu: bool, out_dtype: torch.dtype | None,
     needs_grad: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Multiply through torch's dispatcher; B may have any number of batch dimensions."""
     tensors, recipe = flat
     lead = B.shape[:-2]
@@ -267,12 +220,9 @@ def winners(
 
 
 for _name, _kernel in (
-    ("spmm", spmm),
-    ("spmm_out", spmm_out),
-    ("linear", linear),
-    ("spmm_extremum", spmm_extremum),
+    ("spmm", spmm), ("spmm_out", spmm_out), ("linear", linear), ("spmm_extremum", spmm_extremum),
     ("sddmm", sddmm),
-):
+):  # fmt: skip
     for _key in ("CPU", "CUDA"):
         _LIB.impl(_name, _kernel, _key)
 
@@ -315,13 +265,8 @@ def _(tensors, values, packed, X, bias, recipe, *_, out_shape=None, **__):  # ty
     return 2 * parsed(recipe).nnz * X[0]
 
 
-@register_flop_formula(torch.ops.sparsetile.spmm_extremum)
-def _(tensors, values, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
-    return _flops(recipe, B)
-
-
-@register_flop_formula(torch.ops.sparsetile.sddmm)
-def _(tensors, G, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
+@register_flop_formula([torch.ops.sparsetile.spmm_extremum, torch.ops.sparsetile.sddmm])
+def _(tensors, second, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-untyped-def]
     return _flops(recipe, B)
 
 

@@ -266,15 +266,9 @@ def _extremum(values: Tensor | None, B: Tensor, plan: _Frozen, reduce: str, alph
 
 
 def transformed_product(
-    flat: tuple[list[Tensor], str],
-    values: Tensor | None,
-    B: Tensor,
-    bias: Tensor | None,
-    reduce: str,
-    alpha: float,
-    relu: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
+    flat: tuple[list[Tensor], str], values: Tensor | None, B: Tensor, bias: Tensor | None,
+    reduce: str, alpha: float, relu: bool, out_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
     """Multiply inside of a transform; ``flat`` holds the transpose, too."""
     plan = _Frozen(*flat)
     if reduce in ("max", "min"):

@@ -14,17 +14,12 @@ fixed order. docs/explanation/notes/acc.md explains the decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.tiles.short import EVERYTHING, Parts, build_short_windows
 from sparsetile.engines.tiles.short_cost import predict_short_windows
 from sparsetile.engines.tiles.short_runner import ShortWindowRunner
 from sparsetile.kernels.bittcf import ELEMENTS
-from sparsetile.systems.acc import DEVICES
-from sparsetile.systems.base import System
-from sparsetile.systems.requirements import ampere_reasons, tile_reasons
+from sparsetile.systems.tiles import TileSystem
 
 __all__ = ["SYSTEM", "AccSystem"]
 
@@ -52,24 +47,16 @@ ALONE = {
 ABLATIONS = {**LADDER, **ALONE}
 
 
-class AccSystem(System):
+class AccSystem(TileSystem):
     """Tensor Cores on BitTCF tiles."""
 
     name = "acc"
     summary = "Acc-SpMM: 8x8 bitmap tiles on Tensor Cores, TF32 or 16-bit, sums in a fixed order"
-    devices = DEVICES
     dtypes = tuple(ELEMENTS)
-    deterministic = True
-    architectures = "sm_80 and newer"
-    ordered = True
-    rounds_to_tf32 = True
-    counts_pairs = True
     kernels = ("spmm_bittcf",)
     ablations = tuple(ABLATIONS)
     contract_ablations = (None, STACKED)
-
-    def further_reasons(self, request: Request) -> list[str]:
-        return [*tile_reasons(request), *ampere_reasons(request)]
+    runner = ShortWindowRunner
 
     def predict(self, request: Request) -> float:
         return predict_short_windows(request)
@@ -77,9 +64,6 @@ class AccSystem(System):
     def build(self, request: Request) -> BuiltSystem:
         made = build_short_windows(request, ABLATIONS.get(request.ablation or "", EVERYTHING))
         return self.built_by(request, made)
-
-    def make_runner(self, meta: Mapping[str, Any]) -> ShortWindowRunner:
-        return ShortWindowRunner(meta)
 
 
 SYSTEM = AccSystem()

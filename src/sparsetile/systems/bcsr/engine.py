@@ -12,14 +12,8 @@ from sparsetile.kernels.bcsr import STORE_COLUMNS
 from sparsetile.launch.geometry import aligned
 
 __all__ = [
-    "MapOf",
-    "copies_well",
-    "described",
-    "no_map",
-    "side_by_side",
-    "stores_well",
-    "transposed_well",
-]
+    "MapOf", "copies_well", "described", "no_map", "side_by_side", "stores_well", "transposed_well",
+]  # fmt: skip
 
 # Address -> map of the matrix there.
 MapOf = Callable[[int], TensorMap]
@@ -49,12 +43,8 @@ def stores_well(out: Tensor) -> bool:
 
 
 def described(
-    pointer: int,
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-    row_bytes: int,
-    box: tuple[int, int],
-) -> TensorMap:
+    pointer: int, dtype: torch.dtype, shape: tuple[int, int], row_bytes: int, box: tuple[int, int],
+) -> TensorMap:  # fmt: skip
     """In place of a map if threads copy instead of TMA: address and sizes."""
     return (pointer, *shape, row_bytes, *[0] * (MAP_WORDS - 4))
 

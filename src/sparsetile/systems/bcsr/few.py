@@ -65,13 +65,8 @@ class FewTokens:
         return 0 < X.shape[-2] <= FEW_TOKENS and X.stride(-1) == 1 and aligned(X)
 
     def _load(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        tokens: int,
-        device: int,
-        eight: bool,
-    ) -> tuple[LoadedKernel, FewTile]:
+        self, dtype: torch.dtype, out_dtype: torch.dtype, tokens: int, device: int, eight: bool,
+    ) -> tuple[LoadedKernel, FewTile]:  # fmt: skip
         processors = machine(torch.device("cuda", device)).processors
         tile = choose_few_tile(
             tokens, self.rows, self._blocks, self._unit, processors, self._paired
@@ -83,61 +78,34 @@ class FewTokens:
         return self._kernels[key]
 
     def _params(
-        self,
-        lists: tuple[Tensor, Tensor],
-        order: Tensor | None,
-        blocks: Tensor,
-        X: Tensor,
-        c_stride: int,
-        epilogue: Epilogue,
-        silu: bool,
-        spoilt: Tensor | None,
+        self, lists: tuple[Tensor, Tensor], order: Tensor | None, blocks: Tensor, X: Tensor,
+        c_stride: int, epilogue: Epilogue, silu: bool, spoilt: Tensor | None,
         exponents: Tensor | None,
-    ) -> dict[str, int | float]:
+    ) -> dict[str, int | float]:  # fmt: skip
         row_bias = epilogue.row_bias
         shared = epilogue_params(epilogue)
         return {
-            "b": 0,
-            "c": 0,
-            "blocks": blocks.data_ptr(),
+            "b": 0, "c": 0, "blocks": blocks.data_ptr(),
             "exponents": 0 if exponents is None else exponents.data_ptr(),
-            "block_row_ptr": lists[0].data_ptr(),
-            "block_col_idx": lists[1].data_ptr(),
+            "block_row_ptr": lists[0].data_ptr(), "block_col_idx": lists[1].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
-            "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
-            "x_stride": X.stride(0),
+            "spoilt": 0 if spoilt is None else spoilt.data_ptr(), "x_stride": X.stride(0),
             "c_stride": c_stride,
             "order": 0 if order is None or not order.numel() else order.data_ptr(),
-            "rows": self.rows,
-            "indptr": 0,
-            **shared,
-            "epilogue": bool(shared["epilogue"]) or silu,
-            "silu": silu,
-            "pair_block_rows": self.rows // self._unit if self._paired else 0,
-            "n": X.shape[0],
-            "cols": self.cols,
-        }
+            "rows": self.rows, "indptr": 0, **shared, "epilogue": bool(shared["epilogue"]) or silu,
+            "silu": silu, "pair_block_rows": self.rows // self._unit if self._paired else 0,
+            "n": X.shape[0], "cols": self.cols,
+        }  # fmt: skip
 
     def run(
-        self,
-        lists: tuple[Tensor, Tensor],
-        blocks: Tensor,
-        X: Tensor,
-        Y: Tensor,
-        epilogue: Epilogue,
-        *,
-        order: Tensor | None = None,
-        silu: bool = False,
-        spoilt: Tensor | None = None,
-        exponents: Tensor | None = None,
-    ) -> None:
+        self, lists: tuple[Tensor, Tensor], blocks: Tensor, X: Tensor, Y: Tensor,
+        epilogue: Epilogue, *, order: Tensor | None = None, silu: bool = False,
+        spoilt: Tensor | None = None, exponents: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Multiply X [tokens, K] into Y [tokens, M], whose rows are contiguous.
 
-        Parameters
-        ----------
-        lists : (block_row_ptr, block_col_idx)
-        exponents : Tensor of int8 [blocks], optional
-            With blocks of FP8, which are scaled by two to this power: at most 7.
+        ``lists`` are block_row_ptr and block_col_idx. ``exponents`` [blocks], of int8, come with
+        blocks of FP8, which are scaled by two to this power: at most 7.
         """
         if not self.rows:
             return
@@ -153,16 +121,10 @@ class FewTokens:
             kernel.launch(tile.grid(self.rows), tile.threads, stream, params)
 
     def prepare(
-        self,
-        lists: tuple[Tensor, Tensor],
-        blocks: Tensor,
-        X: Tensor,
-        epilogue: Epilogue,
-        silu: bool,
-        exponents: Tensor | None = None,
-        order: Tensor | None = None,
+        self, lists: tuple[Tensor, Tensor], blocks: Tensor, X: Tensor, epilogue: Epilogue,
+        silu: bool, exponents: Tensor | None = None, order: Tensor | None = None,
         also: tuple[str, ...] = (),
-    ) -> PreparedLaunch:
+    ) -> PreparedLaunch:  # fmt: skip
         """Return the launch for inputs like X and contiguous results, ready for addresses of X, Y
         and what ``also`` names."""
         eight = exponents is not None

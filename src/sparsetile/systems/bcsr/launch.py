@@ -32,13 +32,9 @@ class Launch:
     queued: bool  # thread blocks take items from a queue in scratch memory
 
     def prepared(
-        self,
-        params: Mapping[str, Any],
-        map_of_b: MapOf,
-        map_of_c: MapOf,
-        device: int,
+        self, params: Mapping[str, Any], map_of_b: MapOf, map_of_c: MapOf, device: int,
         also: tuple[str, ...] = (),
-    ) -> PreparedBlocks:
+    ) -> PreparedBlocks:  # fmt: skip
         """Return the launch with ``params``, ready for addresses of B, C and ``also``."""
         tile, rare = self.tile, ("queue",) if self.queued else ()
         made = self.kernel.prepare(self.grid, tile.threads, params, (*_OPERANDS, *also), rare)
@@ -50,12 +46,9 @@ class PreparedBlocks:
     """A launch for matrices like one B: each address of B and C has its own tensor map."""
 
     def __init__(
-        self,
-        prepared: PreparedLaunch,
-        map_of_b: MapOf,
-        map_of_c: MapOf,
+        self, prepared: PreparedLaunch, map_of_b: MapOf, map_of_c: MapOf,
         queue_of: Callable[[int], int] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``queue_of``: returns the address of a stream's queue, if the launch has one."""
         self._launch, self._launch_with = prepared.launch, prepared.launch_with
         self._queue_of = queue_of

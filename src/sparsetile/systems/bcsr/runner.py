@@ -184,48 +184,27 @@ class BCSRRunner(Runner):
         return Store.TRANSPOSED if transposed else Store.BY_ENGINE
 
     def _params(
-        self,
-        tensors: Tensors,
-        tile: BlockTile,
-        n: int,
-        c_stride: int,
-        store: Store,
-        epilogue: Epilogue,
-        spoilt: Tensor | None = None,
-        silu: bool = False,
-    ) -> dict[str, int | float]:
+        self, tensors: Tensors, tile: BlockTile, n: int, c_stride: int, store: Store,
+        epilogue: Epilogue, spoilt: Tensor | None = None, silu: bool = False,
+    ) -> dict[str, int | float]:  # fmt: skip
         """Parameters beside the maps and C's address."""
         row_bias = epilogue.row_bias
         shared = epilogue_params(epilogue)
         return {
             "work": tensors["work"].data_ptr(),
             "block_col_idx": tensors["block_col_idx"].data_ptr(),
-            "order": tensors["order"].data_ptr(),
-            "indptr": tensors["indptr"].data_ptr(),
+            "order": tensors["order"].data_ptr(), "indptr": tensors["indptr"].data_ptr(),
             "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
-            "spoilt": 0 if spoilt is None else spoilt.data_ptr(),
-            "queue": 0,
-            "c_stride": c_stride,
-            "rows": self.rows,
-            "n": n,
-            "block_rows": self._block_rows,
-            "slabs": tile.slabs(n),
-            "together": SLABS_TOGETHER,
-            "silu": silu,
-            "store": store,
-            **shared,
+            "spoilt": 0 if spoilt is None else spoilt.data_ptr(), "queue": 0, "c_stride": c_stride,
+            "rows": self.rows, "n": n, "block_rows": self._block_rows, "slabs": tile.slabs(n),
+            "together": SLABS_TOGETHER, "silu": silu, "store": store, **shared,
             "epilogue": bool(shared["epilogue"]) or silu,
-        }
+        }  # fmt: skip
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         if B.shape[-1] == 0 or self.rows == 0 or batch_count(B) == 0:
             return
         if packed is None:
@@ -249,14 +228,9 @@ class BCSRRunner(Runner):
             apply_epilogue(product, out, tensors["indptr"], epilogue)
 
     def linear(
-        self,
-        tensors: Tensors,
-        blocks: Tensor,
-        X: Tensor,
-        Y: Tensor,
-        epilogue: Epilogue,
+        self, tensors: Tensors, blocks: Tensor, X: Tensor, Y: Tensor, epilogue: Epilogue,
         silu: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write activation(X·Aᵀ + bias) into Y [tokens, rows], for a layer whose blocks are full.
 
         ``silu`` follows the bias. With ``paired`` in the plan's facts ``work`` alternates block
@@ -265,14 +239,9 @@ class BCSRRunner(Runner):
         self._product(tensors, blocks, X.mT, Y.mT, epilogue, silu=silu)
 
     def _repair(
-        self,
-        exact: Tensors,
-        values: Tensor | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue,
+        self, exact: Tensors, values: Tensor | None, B: Tensor, out: Tensor, epilogue: Epilogue,
         spoilt: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Recompute non-finite elements, only from A's entries: row-major operands like csr, others
         element by element."""
         assert self._exact is not None  # checked by the caller
@@ -326,14 +295,9 @@ class BCSRRunner(Runner):
         )
 
     def _few_tokens(
-        self,
-        tensors: Tensors,
-        blocks: Tensor,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue,
+        self, tensors: Tensors, blocks: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue,
         spoilt: Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         lists = (tensors["block_row_ptr"], tensors["block_col_idx"])
         pairs = [(B, out)] if B.dim() == 2 else list(zip(B, out, strict=True))
         for one, c in pairs:
@@ -342,15 +306,9 @@ class BCSRRunner(Runner):
             )
 
     def _product(
-        self,
-        tensors: Tensors,
-        blocks: Tensor,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue,
-        spoilt: Tensor | None = None,
-        silu: bool = False,
-    ) -> None:
+        self, tensors: Tensors, blocks: Tensor, B: Tensor, out: Tensor, epilogue: Epilogue,
+        spoilt: Tensor | None = None, silu: bool = False,
+    ) -> None:  # fmt: skip
         """All batches, through copies of B and C that the kernel does not support."""
         if self._takes_few(tensors, B, out, epilogue):
             self._few_tokens(tensors, blocks, B, out, epilogue, spoilt)
@@ -399,13 +357,9 @@ class BCSRRunner(Runner):
             out.copy_(target)
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launch of B -> C, both plain matrices; None if copies are needed, and for an
         epilogue."""
         n = B.shape[1]
@@ -424,14 +378,9 @@ class BCSRRunner(Runner):
         return (launch.prepared(params, *maps, device),)
 
     def prepare_blocks(
-        self,
-        tensors: Tensors,
-        blocks: Tensor,
-        X: Tensor,
-        epilogue: Epilogue,
-        silu: bool = False,
+        self, tensors: Tensors, blocks: Tensor, X: Tensor, epilogue: Epilogue, silu: bool = False,
         also: tuple[str, ...] = (),
-    ) -> Prepared | None:
+    ) -> Prepared | None:  # fmt: skip
         """Return the launch of ``spmm_bcsr`` that reads X [tokens, K] and writes Y as they are;
         None if it needs copies. ``also`` as in :meth:`Launch.prepared`."""
         n, device = X.shape[0], X.device.index

@@ -93,13 +93,10 @@ class BCSRSystem(System):
         timer("format")
         work = LongestFirst.make(blocks.units().near()).to(request.csr.indptr.device)
         tensors = {
-            "work": work.items,
-            "block_row_ptr": blocks.block_row_ptr,
-            "block_col_idx": blocks.block_col_idx,
-            "order": order_tensor(blocks.order, csr),
-            "places": blocks.places,
-            "indptr": csr.indptr,
-        }
+            "work": work.items, "block_row_ptr": blocks.block_row_ptr,
+            "block_col_idx": blocks.block_col_idx, "order": order_tensor(blocks.order, csr),
+            "places": blocks.places, "indptr": csr.indptr,
+        }  # fmt: skip
         choices = {
             "format": f"BCSR, {blocks.block_count} blocks of {BLOCK}x{BLOCK}, "
             f"{100 * blocks.fill:.1f} % of their cells hold entries, "
@@ -117,15 +114,10 @@ class BCSRSystem(System):
         timer("schedule")
         columns = COLUMNS.get(request.ablation or "")
         return self.built(
-            request,
-            tensors,
-            choices,
-            timer.seconds,
-            blocks=blocks.block_count,
+            request, tensors, choices, timer.seconds, blocks=blocks.block_count,
             exact=None if exact is None else exact.recipe,
-            step=LADDER.get(request.ablation or "", PRODUCT),
-            columns=columns,
-        )
+            step=LADDER.get(request.ablation or "", PRODUCT), columns=columns,
+        )  # fmt: skip
 
     def make_runner(self, meta: Mapping[str, Any]) -> BCSRRunner:
         exact = meta["exact"]

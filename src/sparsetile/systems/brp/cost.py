@@ -31,15 +31,9 @@ from sparsetile.kernels.brp import FIXED
 from sparsetile.systems.brp.windows import windows_of
 
 __all__ = [
-    "CHOICES",
-    "GROUPS",
-    "GroupSplit",
-    "best_groups",
-    "bound",
-    "every_group",
-    "groups_of",
+    "CHOICES", "GROUPS", "GroupSplit", "best_groups", "bound", "every_group", "groups_of",
     "predict_brp",
-]
+]  # fmt: skip
 
 # Tiles of a group: even, so that a step of 16-bit types is whole.
 GROUPS = (2, 4, 8)
@@ -54,22 +48,12 @@ MARGIN = 0.95
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """Microseconds.
+    """Microseconds."""
 
-    Attributes
-    ----------
-    start : float
-        Extra time of a product with windows over one of rows: its longest chain of steps.
-    tile, tile_byte : float
-        A thousand tiles: fixed, and a byte of a row of B.
-    outside_byte : float
-        A thousand entries outside groups, a byte of a row of B.
-    """
-
-    start: float
-    tile: float
+    start: float  # of a product with windows over one of rows: its longest chain of steps
+    tile: float  # a thousand tiles: fixed, and a byte of a row of B
     tile_byte: float
-    outside_byte: float
+    outside_byte: float  # a thousand entries outside groups, a byte of a row of B
 
 
 # By bytes of an element.

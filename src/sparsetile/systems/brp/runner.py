@@ -64,14 +64,9 @@ class BRPRunner(HybridRunner):
         }
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         if not self._atomic or out.dtype is torch.float32:
             super().spmm(tensors, values, packed, B, out, epilogue)
             return
@@ -82,16 +77,9 @@ class BRPRunner(HybridRunner):
         out.copy_(wide)
 
     def _multiply(
-        self,
-        launch: Launch,
-        shape: Geometry,
-        batches: int,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors,
-        out: Tensor,
-        epilogue: Epilogue,
-    ) -> None:
+        self, launch: Launch, shape: Geometry, batches: int, tensors: Tensors,
+        values: Tensor | None, packed: Tensors, out: Tensor, epilogue: Epilogue,
+    ) -> None:  # fmt: skip
         if self._atomic:
             self._begin(tensors["order"], out, epilogue)
         super()._multiply(launch, shape, batches, tensors, values, packed, out, epilogue)
@@ -114,13 +102,9 @@ class BRPRunner(HybridRunner):
         out.index_copy_(-2, rows, begun)
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return the launch of the base class; None with atomics, which need C zeroed first."""
         if self._atomic:
             return None

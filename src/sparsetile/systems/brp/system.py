@@ -16,23 +16,15 @@ it by themselves, and its gain was not measured yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, WindowSchedule
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
-from sparsetile.engines.rows.build import build_rows
 from sparsetile.engines.rows.cost import predict_rows
 from sparsetile.engines.rows.lengths import schedule_sizes, segment_length
-from sparsetile.engines.rows.runner import RowRunner
-from sparsetile.engines.runner import Runner
 from sparsetile.engines.tiles.hybrid_cost import long_windows, predict_hybrid, run_steps
 from sparsetile.formats.units import Units
 from sparsetile.kernels.rstile import ELEMENTS
-from sparsetile.systems.base import System
-from sparsetile.systems.brp import DEVICES
 from sparsetile.systems.brp.cost import (
     CHOICES,
     best_groups,
@@ -42,7 +34,7 @@ from sparsetile.systems.brp.cost import (
 )
 from sparsetile.systems.brp.runner import BRPRunner
 from sparsetile.systems.brp.windows import windows_of
-from sparsetile.systems.requirements import ampere_reasons, tile_reasons
+from sparsetile.systems.hybrid import HybridSystem
 
 __all__ = ["SYSTEM", "BRPSystem"]
 
@@ -66,26 +58,18 @@ def _schedule(request: Request, units: Units, group: int) -> WindowSchedule:
     return made.to(request.csr.indptr.device)
 
 
-class BRPSystem(System):
+class BRPSystem(HybridSystem[tuple[int, int, Tensor]]):
     """Tensor Cores on groups of columns with equally many entries, CUDA cores on the rest."""
 
     name = "brp"
     summary = "BRP-SpMM: equal groups on Tensor Cores, other entries on CUDA cores, for narrow B"
-    devices = DEVICES
     dtypes = tuple(ELEMENTS)
-    deterministic = True
-    architectures = "sm_80 and newer"
-    ordered = True
-    rounds_to_tf32 = True
-    counts_pairs = True
     kernels = ("spmm_brp", "spmm_csr")
     ablations = (MIXED, *(_name(*choice) for choice in CHOICES), ATOMIC)
     # Small matrices would only use rows.
     contract_ablations = (MIXED, "1x4", "2x2", "8x2", ATOMIC)
     varying = (ATOMIC,)
-
-    def further_reasons(self, request: Request) -> list[str]:
-        return [*tile_reasons(request), *ampere_reasons(request)]
+    runner = BRPRunner
 
     def predict(self, request: Request) -> float:
         # Entries are not sorted for a system whose bound is above rsh's prediction.
@@ -93,8 +77,8 @@ class BRPSystem(System):
             return predict_rows(request)
         return predict_brp(request)[1]
 
-    def _split(self, request: Request) -> tuple[int, int, Tensor] | None:
-        """Return f, g and the windows that keep their groups; None: all rows on CUDA cores."""
+    def split(self, request: Request) -> tuple[int, int, Tensor] | None:
+        """Return f, g and the windows that keep their groups."""
         kind = request.ablation
         if kind is None or kind == MIXED:
             split = predict_brp(request)[0] if kind is None else best_groups(request)
@@ -102,18 +86,8 @@ class BRPSystem(System):
         fixed, group = PAPER if kind == ATOMIC else (int(part) for part in kind.split("x"))
         return fixed, group, every_group(request, fixed, group)
 
-    def build(self, request: Request) -> BuiltSystem:
-        split = self._split(request)
-        built = None if split is None else self._build(request, *split)
-        if built is not None:
-            return built
-        made = build_rows(request)
-        made.choices["split"] = "all rows on CUDA cores, as csr"
-        return self.built_by(request, made, rows_alone=True)
-
-    def _build(self, request: Request, fixed: int, group: int, kept: Tensor) -> BuiltSystem | None:
-        """Build the tensors of the windows' kernel; None if no window keeps its groups."""
-        csr, timer = request.csr, BuildTimer(request)
+    def build_split(self, request: Request, split: tuple[int, int, Tensor]) -> BuiltSystem | None:
+        (fixed, group, kept), csr, timer = split, request.csr, BuildTimer(request)
         packed = windows_of(request).pack(fixed, group, kept)
         if packed is None:
             return None
@@ -149,23 +123,11 @@ class BRPSystem(System):
             choices["write-back"] = "a warp a group, added to C by atomics"
         timer("schedule")
         return self.built(
-            request,
-            tensors,
-            choices,
-            timer.seconds,
-            fixed=fixed,
-            positions=tiles.rows.numel(),
-            tiles=tiles.tile_count,
-            items=windows.item_count,
-            shared=windows.shared_count,
-            slots=0 if atomic else windows.slot_count,
-            nodes=0 if atomic else windows.node_count,
-            atomic=atomic,
-            residual=schedule_sizes(rows),
-        )
-
-    def make_runner(self, meta: Mapping[str, Any]) -> Runner:
-        return RowRunner(meta) if meta.get("rows_alone") else BRPRunner(meta)
+            request, tensors, choices, timer.seconds, fixed=fixed, positions=tiles.rows.numel(),
+            tiles=tiles.tile_count, items=windows.item_count, shared=windows.shared_count,
+            slots=0 if atomic else windows.slot_count, nodes=0 if atomic else windows.node_count,
+            atomic=atomic, residual=schedule_sizes(rows),
+        )  # fmt: skip
 
 
 SYSTEM = BRPSystem()

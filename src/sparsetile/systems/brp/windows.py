@@ -27,12 +27,8 @@ from sparsetile.kernels.groups import PACK_GROUPS, WINDOW_COUNTS, Stage
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
-    "KernelWindows",
-    "PackedWindows",
-    "TensorWindows",
-    "Windows",
-    "windows_of",
-]
+    "KernelWindows", "PackedWindows", "TensorWindows", "Windows", "windows_of",
+]  # fmt: skip
 
 # The kernel's inputs and counts, the same for all groups.
 _COUNTED = ("indptr", "columns", "order", "starts", "place", "rank", "mask", "counts")
@@ -42,20 +38,11 @@ _PLAN = ("tiles", "tile_sums", "outside_sums", "kept_sums")
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows:
-    """The packed windows that keep their groups.
-
-    Attributes
-    ----------
-    arrays : BRPWindows
-    units : Units
-        Windows, whose lists are tiles; on the host if they are few.
-    others : Units
-        Rows in no window, likewise.
-    """
+    """The packed windows that keep their groups."""
 
     arrays: BRPWindows
-    units: Units
-    others: Units
+    units: Units  # windows, whose lists are tiles; on the host if they are few
+    others: Units  # rows in no window, likewise
 
 
 class Windows(ABC):
@@ -146,15 +133,7 @@ class TensorWindows(Windows):
 
 
 class KernelWindows(Windows):
-    """By the kernel.
-
-    Parameters
-    ----------
-    csr : CSR
-        At least one and fewer than 2^31 entries.
-    order : Tensor [M] or None
-        Order of the rows; windows are cut from it.
-    """
+    """By the kernel, of 1 to 2^31 - 1 entries; windows are cut from ``order``."""
 
     short_pairs: Tensor  # distinct columns of the two halves
 

@@ -40,14 +40,9 @@ class CPURunner(ExactRunner):
     """Imports numba at the first product, not with the package."""
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         from sparsetile.kernels.cpu import api
 
         indptr, columns, bounds = _rows(tensors)
@@ -74,14 +69,9 @@ class CPURunner(ExactRunner):
         return empty_output(self.rows, B.shape[-1], dtype)
 
     def extremum(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        B: Tensor,
-        out: Tensor,
-        args: Tensor | None,
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, out: Tensor, args: Tensor | None,
         maximum: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         from sparsetile.kernels.cpu import api
 
         indptr, columns, bounds = _rows(tensors)
@@ -103,14 +93,9 @@ class CPURunner(ExactRunner):
         return total
 
     def repair(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-        only_if: Tensor | None = None,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, out: Tensor,
+        epilogue: Epilogue = PLAIN, only_if: Tensor | None = None,
+    ) -> None:  # fmt: skip
         if (only_if is None or bool(only_if)) and not bool(torch.isfinite(out).all()):
             self.spmm(tensors, values, None, B, out, epilogue)
 

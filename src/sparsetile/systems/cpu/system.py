@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparsetile.balance import RowChunks
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
 from sparsetile.formats import Rows
@@ -29,6 +26,7 @@ class CPUSystem(System):
     dtypes = VALUE_DTYPES
     deterministic = True
     exact_on = EXACT_ON
+    runner = CPURunner
 
     def predict(self, request: Request) -> float:
         return predict_cpu(request)
@@ -44,9 +42,6 @@ class CPUSystem(System):
         }
         tensors = {**rows.tensors(), **schedule.tensors()}
         return self.built(request, tensors, choices, timer.seconds)
-
-    def make_runner(self, meta: Mapping[str, Any]) -> CPURunner:
-        return CPURunner(meta)
 
 
 SYSTEM = CPUSystem()

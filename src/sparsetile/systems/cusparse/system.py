@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,14 +27,9 @@ class CuSparseRunner(Runner):
         return {"values": torch.ones(count, dtype=dtype, device=tensors["indptr"].device)}
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         if out.numel() == 0:
             return
         if values is None:
@@ -69,6 +61,7 @@ class CuSparseSystem(System):
     devices = DEVICES
     dtypes = (torch.float32, torch.float64)
     deterministic = False
+    runner = CuSparseRunner
 
     def further_reasons(self, request: Request) -> list[str]:
         if request.csr.nnz >= 2**31:
@@ -88,9 +81,6 @@ class CuSparseSystem(System):
         timer("format")
         choices = {"format": "torch CSR, 32-bit indices", "schedule": "cuSPARSE's own"}
         return self.built(request, tensors, choices, timer.seconds)
-
-    def make_runner(self, meta: Mapping[str, Any]) -> CuSparseRunner:
-        return CuSparseRunner(meta)
 
 
 SYSTEM = CuSparseSystem()

@@ -35,41 +35,24 @@ __all__ = ["BoundDense"]
 
 @dataclass(frozen=True)
 class _Kind:
-    """Shared by products with one kind of B.
+    """Shared by products with one kind of B."""
 
-    Attributes
-    ----------
-    repairs : sequence of callable
-        Launches that repair C; they take a stream and the addresses of B and C.
-    sums : torch.dtype
-        Type of C before it is rounded.
-    out_dtype : dict
-        The same as an argument of torch's products, if it is not B's type.
-    """
-
+    # Launches that repair C; they take a stream and the addresses of B and C.
     repairs: Sequence[Callable[..., None]]
-    sums: torch.dtype
-    out_dtype: dict[str, Any]
+    sums: torch.dtype  # type of C before it is rounded
+    out_dtype: dict[str, Any]  # the same as an argument of torch's products, if not B's type
 
 
 class BoundDense:
     """A product bound to a plan's tensors. Unsupported operands go through the runner's ``spmm``.
 
-    Parameters
-    ----------
-    whole : int
-        Columns of A that are multiplied after the others; 0 if all are multiplied at once.
+    Columns of A from ``whole`` on are multiplied first, unless it is 0.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        exact: ExactRunner,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors,
-        whole: int,
-    ) -> None:
+        self, runner: Runner, exact: ExactRunner, tensors: Tensors, values: Tensor | None,
+        packed: Tensors, whole: int,
+    ) -> None:  # fmt: skip
         self._runner, self._exact = runner, exact
         self._tensors, self._values, self._packed = tensors, values, packed
         self._exact_tensors = part("exact", tensors)

@@ -33,14 +33,9 @@ class DenseRunner(Runner):
         self._exact = exact
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         exact = part("exact", tensors)
         A = (self.pack(tensors, values, B.dtype) if packed is None else packed)["A"]
         target = out if epilogue.beta == 0.0 else None

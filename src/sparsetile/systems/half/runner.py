@@ -133,40 +133,25 @@ class HalfRunner(Runner):
         return launch.too_wide or self._sizes(launch, n)[0] > MOST_COPIED
 
     def _params(
-        self,
-        launch: Launch,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        epilogue: Epilogue,
-        n: int,
-        strides: tuple[int, int],
-    ) -> dict[str, Any]:
+        self, launch: Launch, tensors: Tensors, values: Tensor | None, packed: Tensors | None,
+        epilogue: Epilogue, n: int, strides: tuple[int, int],
+    ) -> dict[str, Any]:  # fmt: skip
         """Parameters without addresses of B, C, the copy and scratch memory. ``strides``: row
         strides of B in bytes and of C in elements."""
         found = self._rows.params(launch, tensors, values, packed, "sum", epilogue)
         del found["heads"]
         pitch = copy_pitch(n)
         return {
-            **found,
-            **stride_params((pitch * COPY_DTYPE.itemsize, strides[1], 0, 0)),
+            **found, **stride_params((pitch * COPY_DTYPE.itemsize, strides[1], 0, 0)),
             **dict.fromkeys((*_PLACES, "b", "c"), 0),
-            "unfit": 0 if not packed else packed["unfit"].data_ptr(),
-            "wide_row_bytes": strides[0],
-            "k": self.cols,
-            "n": n,
-            "pitch": pitch,
-        }
+            "unfit": 0 if not packed else packed["unfit"].data_ptr(), "wide_row_bytes": strides[0],
+            "k": self.cols, "n": n, "pitch": pitch,
+        }  # fmt: skip
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         n = B.shape[-1]
         if n == 0 or self._rows.plain.items == 0:
             return
@@ -176,14 +161,9 @@ class HalfRunner(Runner):
             self._multiply(tensors, values, packed, one, c, epilogue)
 
     def _multiply(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue,
+    ) -> None:  # fmt: skip
         n, device = B.shape[1], B.device.index
         vector = vector_width(COPY_DTYPE, n, out.stride(0), out.data_ptr() // 4)
         launch = self._launch_for(n, vector, values is not None, device)
@@ -218,13 +198,9 @@ class HalfRunner(Runner):
         return 4 if vector_width(B.dtype, B.shape[1], B.stride(0), B.data_ptr() // 4) == 4 else 1
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         """Return both launches of B -> C, plain matrices; None if a grid is too small."""
         if not self._rows.plain.items:
             return ()

@@ -17,9 +17,6 @@ It pays if rows of B are used several times: from about ten entries per row of B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from sparsetile.engines.request import BuiltSystem, Request
@@ -47,6 +44,7 @@ class HalfSystem(System):
     rounds_to_tf32 = True
     casts_to_exact = True  # in 16 bits no copy is needed
     kernels = ("half_rows", "spmm_half")
+    runner = HalfRunner
 
     def further_reasons(self, request: Request) -> list[str]:
         return tile_reasons(request)
@@ -59,9 +57,6 @@ class HalfSystem(System):
         made = build_rows(request.changed(dtype=COPY_DTYPE))
         made.choices["copy of B"] = "float16, each row times a power of two"
         return self.built_by(request, made)
-
-    def make_runner(self, meta: Mapping[str, Any]) -> HalfRunner:
-        return HalfRunner(meta)
 
 
 SYSTEM = HalfSystem()

@@ -13,17 +13,11 @@ one part alone is predicted faster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from sparsetile.balance import SegmentSchedule, WindowSchedule
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
-from sparsetile.engines.rows.build import build_rows
 from sparsetile.engines.rows.lengths import schedule_sizes, segment_length
-from sparsetile.engines.rows.runner import RowRunner
-from sparsetile.engines.runner import Runner
 from sparsetile.engines.tiles.hybrid_cost import (
     cheapest_split,
     counted,
@@ -37,9 +31,7 @@ from sparsetile.formats.rstile import RSTile
 from sparsetile.formats.units import row_units
 from sparsetile.formats.window_split import Partition, split_by_cost, split_by_threshold
 from sparsetile.kernels.rstile import ELEMENTS
-from sparsetile.systems.base import System
-from sparsetile.systems.requirements import ampere_reasons, tile_reasons
-from sparsetile.systems.rsh import DEVICES
+from sparsetile.systems.hybrid import HybridSystem
 from sparsetile.systems.rsh.runner import RSHRunner
 
 __all__ = ["SYSTEM", "RSHSystem"]
@@ -61,38 +53,21 @@ def _longest_row(request: Request) -> int:
     return int(request.csr.row_lengths().max()) if request.csr.shape[0] else 0
 
 
-class RSHSystem(System):
+class RSHSystem(HybridSystem[Partition]):
     """Tensor Cores on the rows that share columns, CUDA cores on the others."""
 
     name = "rsh"
     summary = "RSH-SpMM: Tensor-Core windows and CUDA-core rows in one launch, TF32 or 16-bit"
-    devices = DEVICES
     dtypes = tuple(ELEMENTS)
-    deterministic = True
-    architectures = "sm_80 and newer"
-    ordered = True
-    rounds_to_tf32 = True
-    counts_pairs = True
     kernels = ("spmm_rstile", "spmm_csr")
     ablations = (TILES, ROWS, MIXED, THRESHOLD)
+    runner = RSHRunner
     contract_ablations = (TILES, MIXED, THRESHOLD)  # small matrices would only use rows
-
-    def further_reasons(self, request: Request) -> list[str]:
-        return [*tile_reasons(request), *ampere_reasons(request)]
 
     def predict(self, request: Request) -> float:
         return predict_hybrid(request)
 
-    def build(self, request: Request) -> BuiltSystem:
-        split = self._split(request)
-        if split is None:
-            made = build_rows(request)
-            made.choices["split"] = "all rows on CUDA cores, as csr"
-            return self.built_by(request, made, rows_alone=True)
-        return self._build(request, split)
-
-    def _split(self, request: Request) -> Partition | None:
-        """Return the partition; None: all rows on CUDA cores."""
+    def split(self, request: Request) -> Partition | None:
         kind = request.ablation
         if kind == TILES:
             return split_by_threshold(counted(request), 0, 0)
@@ -104,7 +79,7 @@ class RSHSystem(System):
             return split_by_cost(counted(request), row_costs(request))
         return cheapest_split(request).partition
 
-    def _build(self, request: Request, split: Partition) -> BuiltSystem:
+    def build_split(self, request: Request, split: Partition) -> BuiltSystem:
         csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
         packed = RSTile.pack_split(csr, order, split)
         tiles = packed.tiles
@@ -119,17 +94,13 @@ class RSHSystem(System):
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
         rows = rows.to(request.csr.indptr.device)
         tensors = {
-            "row_window_offset": tiles.row_window_offset,
-            "tile_columns": tiles.sparse_a_to_b,
-            "bitmaps": tiles.tc_local_bit,
-            "entries": tiles.entries.to(torch.int32),
-            "cells": cells,
-            "order": order_tensor(packed.tile_rows, csr),
-            "indptr": csr.indptr,
+            "row_window_offset": tiles.row_window_offset, "tile_columns": tiles.sparse_a_to_b,
+            "bitmaps": tiles.tc_local_bit, "entries": tiles.entries.to(torch.int32), "cells": cells,
+            "order": order_tensor(packed.tile_rows, csr), "indptr": csr.indptr,
             "columns": csr.indices,
             **{f"window_{name}": tensor for name, tensor in windows.tensors().items()},
             **rows.tensors(),
-        }
+        }  # fmt: skip
         choices = {
             "format": f"RS-Tile, {split.windows.numel()} windows of {split.height} rows, "
             f"{tiles.tile_count} tiles of {tiles.mean_tile_entries:.1f} entries",
@@ -142,21 +113,10 @@ class RSHSystem(System):
         }
         timer("schedule")
         return self.built(
-            request,
-            tensors,
-            choices,
-            timer.seconds,
-            positions=packed.tile_rows.numel(),
-            tiles=tiles.tile_count,
-            items=windows.item_count,
-            shared=windows.shared_count,
-            slots=windows.slot_count,
-            nodes=windows.node_count,
-            residual=schedule_sizes(rows),
-        )
-
-    def make_runner(self, meta: Mapping[str, Any]) -> Runner:
-        return RowRunner(meta) if meta.get("rows_alone") else RSHRunner(meta)
+            request, tensors, choices, timer.seconds, positions=packed.tile_rows.numel(),
+            tiles=tiles.tile_count, items=windows.item_count, shared=windows.shared_count,
+            slots=windows.slot_count, nodes=windows.node_count, residual=schedule_sizes(rows),
+        )  # fmt: skip
 
 
 SYSTEM = RSHSystem()

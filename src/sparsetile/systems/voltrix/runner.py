@@ -80,22 +80,14 @@ class VoltrixRunner(AlignedTileRunner):
     def _format_params(self, tensors: Tensors) -> dict[str, int]:
         pointers = {name: tensors[name].data_ptr() for name in _FORMAT}
         return {
-            **pointers,
-            "first_items": tensors["first_of_worker"].data_ptr(),
-            "node_count": self._nodes,
-            "arrivals": 0,
-            "redo": 0,
-        }
+            **pointers, "first_items": tensors["first_of_worker"].data_ptr(),
+            "node_count": self._nodes, "arrivals": 0, "redo": 0,
+        }  # fmt: skip
 
     def _load(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        n: int,
-        vector: int,
-        weighted: bool,
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, vector: int, weighted: bool,
         device: int,
-    ) -> TileLaunch:
+    ) -> TileLaunch:  # fmt: skip
         pipe = self._pipe(dtype)
         config = bmat_config(dtype, pipe, weighted, out_dtype=out_dtype)
         kernel = SPMM_BMAT.load(config, device, pipe.shared_bytes(dtype, weighted))
@@ -113,26 +105,17 @@ class VoltrixRunner(AlignedTileRunner):
         return replace(launch, flags=units, later=(later,))
 
     def spmm(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
-        out: Tensor,
-        epilogue: Epilogue = PLAIN,
-    ) -> None:
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
+        out: Tensor, epilogue: Epilogue = PLAIN,
+    ) -> None:  # fmt: skip
         if self._dense and packed is None:  # also for a pattern
             packed = self.pack(tensors, values, B.dtype)
         super().spmm(tensors, values, packed, B, out, epilogue)
 
     def prepare_launches(
-        self,
-        tensors: Tensors,
-        values: Tensor | None,
-        packed: Tensors | None,
-        B: Tensor,
+        self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
         epilogue: Epilogue = PLAIN,
-    ) -> Sequence[Prepared] | None:
+    ) -> Sequence[Prepared] | None:  # fmt: skip
         if self._dense and packed is None:
             return None
         return super().prepare_launches(tensors, values, packed, B, epilogue)

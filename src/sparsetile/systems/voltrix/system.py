@@ -17,9 +17,6 @@ the genetic search, ``unbalanced`` the same number of neighbouring windows for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
@@ -44,9 +41,7 @@ from sparsetile.kernels.bmat import (
 )
 from sparsetile.kernels.csr import MANY_RELOADS
 from sparsetile.launch.geometry import ACCESS_BYTES
-from sparsetile.systems.base import System
-from sparsetile.systems.requirements import hopper_reasons, tile_reasons
-from sparsetile.systems.voltrix import DEVICES
+from sparsetile.systems.tiles import TileSystem
 from sparsetile.systems.voltrix.cost import STACK_SHARE, predict_voltrix, schedule_costs
 from sparsetile.systems.voltrix.runner import VoltrixRunner
 
@@ -109,14 +104,11 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
     parts = (tiles.window_count + tiles.tile_count // MIN_TILES) * columns
     name = machine(device).name if device.type == "cuda" else H200.name
     return CoBalanced.make(
-        units,
-        workers=max(1, min(most, parts)),
-        width=columns,
-        model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name),
-        step=STEP,
+        units, workers=max(1, min(most, parts)), width=columns,
+        model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name), step=STEP,
         in_turn=request.ablation not in (CONTIGUOUS, GREEDY, UNBALANCED),
         refine=request.ablation == CONTIGUOUS,
-    ).to(request.csr.indptr.device)
+    ).to(request.csr.indptr.device)  # fmt: skip
 
 
 def _is_large(request: Request, tiles: BMat) -> bool:
@@ -134,24 +126,17 @@ def _operands(request: Request) -> str:
     return "B and C are copied once: rows are no multiple of 16 bytes"
 
 
-class VoltrixSystem(System):
+class VoltrixSystem(TileSystem):
     """Tensor Cores on BMat tiles, fed by bulk copies."""
 
     name = "voltrix"
     summary = "Voltrix-SpMM: bulk copies of wide rows of B, 16x8 bitmap tiles, TF32 or 16-bit"
-    devices = DEVICES
     dtypes = tuple(ELEMENTS)
-    deterministic = True
     architectures = "sm_90a"
-    ordered = True
-    rounds_to_tf32 = True
-    counts_pairs = True
     kernels = ("spmm_bmat", "redo_bmat")
     ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED, TALL, SHORT)
     contract_ablations = (None, BITS, TALL)
-
-    def further_reasons(self, request: Request) -> list[str]:
-        return [*tile_reasons(request), *hopper_reasons(request)]
+    runner = VoltrixRunner
 
     def predict(self, request: Request) -> float:
         return predict_voltrix(request)
@@ -173,16 +158,11 @@ class VoltrixSystem(System):
         pair_values = tiles.first_values(pairs).to(torch.int32)
         items[:, 6] = pair_values[items[:, 1].to(torch.int64) // STEP]
         tensors = {
-            "window_tile_ptr": tiles.window_tile_ptr,
-            "pair_values": pair_values,
-            "columns": tiles.columns,
-            "bitmaps": tiles.bitmaps,
-            "entries": tiles.entries,
-            "order": order_tensor(tiles.order, csr),
-            "indptr": csr.indptr,
-            **schedule.tensors(),
+            "window_tile_ptr": tiles.window_tile_ptr, "pair_values": pair_values,
+            "columns": tiles.columns, "bitmaps": tiles.bitmaps, "entries": tiles.entries,
+            "order": order_tensor(tiles.order, csr), "indptr": csr.indptr, **schedule.tensors(),
             "items": items,
-        }
+        }  # fmt: skip
         choices = {
             "format": f"BMat, {tiles.tile_count} tiles of {stack * WINDOW_ROWS}x8, "
             f"{tiles.entries_per_pair:.1f} entries a column, {tiles.bytes} bytes"
@@ -196,23 +176,11 @@ class VoltrixSystem(System):
         }
         timer("schedule")
         return self.built(
-            request,
-            tensors,
-            choices,
-            timer.seconds,
-            positions=csr.shape[0],
-            items=schedule.item_count,
-            slots=schedule.slot_count,
-            nodes=schedule.node_count,
-            width=width,
-            workers=schedule.worker_count,
-            pipe=variant,
-            stack=stack,
+            request, tensors, choices, timer.seconds, positions=csr.shape[0],
+            items=schedule.item_count, slots=schedule.slot_count, nodes=schedule.node_count,
+            width=width, workers=schedule.worker_count, pipe=variant, stack=stack,
             redo=variant in (None, BITS) and _is_large(request, tiles),
-        )
-
-    def make_runner(self, meta: Mapping[str, Any]) -> VoltrixRunner:
-        return VoltrixRunner(meta)
+        )  # fmt: skip
 
 
 SYSTEM = VoltrixSystem()

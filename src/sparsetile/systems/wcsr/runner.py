@@ -58,14 +58,9 @@ class WCSRRunner(AlignedTileRunner):
         return {name: tensors[name].data_ptr() for name in _FORMAT} | {"redo": 0}
 
     def _load(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        n: int,
-        vector: int,
-        weighted: bool,
+        self, dtype: torch.dtype, out_dtype: torch.dtype, n: int, vector: int, weighted: bool,
         device: int,
-    ) -> TileLaunch:
+    ) -> TileLaunch:  # fmt: skip
         tile = choose_window_tile(self._height, n)
         config = wcsr_config(dtype, tile, weighted, out_dtype=out_dtype)
         kernel = SPMM_WCSR.load(config, device, tile.shared_bytes(dtype, weighted))
@@ -85,14 +80,9 @@ class WCSRRunner(AlignedTileRunner):
         )  # fmt: skip
 
     def _redo(
-        self,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        tile: WindowTile,
-        slabs: int,
-        weighted: bool,
-        device: int,
-    ) -> LaterLaunch:
+        self, dtype: torch.dtype, out_dtype: torch.dtype, tile: WindowTile, slabs: int,
+        weighted: bool, device: int,
+    ) -> LaterLaunch:  # fmt: skip
         share = self._tiles * slabs / sm_count(device)
         if self._tiles and redo_windows_pays(dtype, tile, share, self._longest):
             config = redo_windows_config(dtype, tile, weighted, out_dtype=out_dtype)

@@ -33,9 +33,7 @@ from sparsetile.kernels.wcsr import (
     TILE,
     choose_window_tile,
 )
-from sparsetile.systems.base import System
-from sparsetile.systems.requirements import hopper_reasons, tile_reasons
-from sparsetile.systems.wcsr import DEVICES
+from sparsetile.systems.tiles import TileSystem
 from sparsetile.systems.wcsr.cost import HEIGHT, predict_wcsr, tall_windows_pay
 from sparsetile.systems.wcsr.runner import WCSRRunner
 
@@ -78,35 +76,24 @@ def _share(request: Request, windows: WCSR) -> WindowShares:
     most = processors(device) // slabs if fits else processors(device)
     work = windows.tile_count + WINDOW_COST * windows.window_count
     shares = WindowShares.make(
-        windows.units().near(),
-        workers=max(1, min(most, work // MIN_SHARE)),
-        dealt=not fits,
-        window_cost=WINDOW_COST if fits else FAR_WINDOW_COST,
-        step=step,
-    )
+        windows.units().near(), workers=max(1, min(most, work // MIN_SHARE)), dealt=not fits,
+        window_cost=WINDOW_COST if fits else FAR_WINDOW_COST, step=step,
+    )  # fmt: skip
     return shares.to(csr.indptr.device)
 
 
-class WCSRSystem(System):
+class WCSRSystem(TileSystem):
     """Tensor Cores on windows of rows."""
 
     name = "wcsr"
     summary = (
         "AsyncSparse: windows of 64 rows on WGMMA, or short ones, TF32 or 16-bit, sums in order"
     )
-    devices = DEVICES
     dtypes = tuple(ELEMENTS)
-    deterministic = True
     architectures = "sm_90a"
-    ordered = True
-    rounds_to_tf32 = True
-    counts_pairs = True
     kernels = ("spmm_wcsr", "join_wcsr", "redo_wcsr", "redo_windows", "spmm_bittcf")
     ablations = (TALL, SHORT)
     contract_ablations = (TALL,)  # small matrices would use acc's windows
-
-    def further_reasons(self, request: Request) -> list[str]:
-        return [*tile_reasons(request), *hopper_reasons(request)]
 
     def predict(self, request: Request) -> float:
         return predict_wcsr(request)
@@ -115,11 +102,9 @@ class WCSRSystem(System):
         tall = request.ablation == TALL
         if request.ablation is None:
             tall = tall_windows_pay(request)
-        return self._tall_windows(request) if tall else self._short_windows(request)
-
-    def _short_windows(self, request: Request) -> BuiltSystem:
-        made = build_short_windows(request)
-        return self.built_by(request, made)
+        if tall:
+            return self._tall_windows(request)
+        return self.built_by(request, build_short_windows(request))
 
     def _tall_windows(self, request: Request) -> BuiltSystem:
         csr, timer = request.csr, BuildTimer(request)
@@ -129,17 +114,12 @@ class WCSRSystem(System):
         timer("schedule")
         staged = windows.window_col_idx.reshape(-1, TILE)[:, list(STAGED_COLUMNS)]
         tensors = {
-            "window_row_ptr": windows.window_row_ptr,
-            "strip_value_ptr": _strip_value_ptr(windows),
-            "columns": _with_margin(staged),
-            "bitmaps": _with_margin(windows.bitmaps),
-            "entries": windows.entries,
-            "order": order_tensor(windows.order, csr),
-            "indptr": csr.indptr,
-            "items": schedule.items,
-            "first_items": schedule.first_of_worker,
+            "window_row_ptr": windows.window_row_ptr, "strip_value_ptr": _strip_value_ptr(windows),
+            "columns": _with_margin(staged), "bitmaps": _with_margin(windows.bitmaps),
+            "entries": windows.entries, "order": order_tensor(windows.order, csr),
+            "indptr": csr.indptr, "items": schedule.items, "first_items": schedule.first_of_worker,
             "cuts": schedule.cuts,
-        }
+        }  # fmt: skip
         choices = {
             "format": f"WCSR, windows of {windows.height} rows, {windows.tile_count} tiles of "
             f"{TILE} columns, {windows.entries_per_pair:.1f} entries a column, "
@@ -149,19 +129,11 @@ class WCSRSystem(System):
         }
         timer("format")
         return self.built(
-            request,
-            tensors,
-            choices,
-            timer.seconds,
-            positions=csr.shape[0],
-            items=schedule.item_count,
-            slots=schedule.slot_count,
-            nodes=schedule.cut_count,
-            height=windows.height,
-            workers=schedule.worker_count,
-            tiles=windows.tile_count,
+            request, tensors, choices, timer.seconds, positions=csr.shape[0],
+            items=schedule.item_count, slots=schedule.slot_count, nodes=schedule.cut_count,
+            height=windows.height, workers=schedule.worker_count, tiles=windows.tile_count,
             longest=int(windows.window_row_ptr.diff().max()) if windows.window_count else 0,
-        )
+        )  # fmt: skip
 
     def make_runner(self, meta: Mapping[str, Any]) -> TileRunner:
         return WCSRRunner(meta) if "height" in meta else ShortWindowRunner(meta)

@@ -39,6 +39,15 @@
 // its factors first, and gathers from the copy only if one fits, so B is gathered once and the copy
 // is not. V is the type of A's values, E's if B is no copy.
 //
+// kDirect: A is CSR arrays as callers have them (direct.cuh): a short row's item is its row
+// pointers.
+//
+// kParts > 1, for few columns of B: kLanes / kParts lanes cover a row of B, and the group reads
+// kParts entries side by side. Nothing is passed by shuffles but the sums at the end:
+//
+//   lane     0 1   2 3   4 5   6 7     kLanes = 8, kParts = 4: two lanes cover a row of B
+//   entry     0     1     2     3      then 4, 5, 6, 7 and so on: kUnroll of a lane in flight
+//
 // kRepair: C already holds a product made with tiles or a dense A, in which an explicit zero may
 // have met an Inf or NaN of B. Groups whose part of C is finite exit at once; the others recompute
 // it only from A's entries. All pieces of a cut row check before its root writes.
@@ -46,19 +55,21 @@
 
 #include "epilogue/epilogue.cuh"
 #include "rows/accumulator.cuh"
+#include "rows/direct.cuh"
 #include "rows/tree.cuh"
 
 namespace rows {
 
 constexpr int kGroups = 32 / kLanes;
-constexpr int kStep = kLanes * kVec;  // columns from one of a lane's vectors to its next
+constexpr int kColumnLanes = kLanes / kParts;
+constexpr int kStep = kColumnLanes * kVec;  // columns from one of a lane's vectors to its next
 constexpr int kSlab = kTimes * kStep;
 constexpr int kColumnBits = 32 - kRows;  // of a tagged column
 constexpr int kListStep = 4;             // elements of a bundle's list that come with one load
 
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0, "groups must not straddle warps");
 static_assert(!kRepair || kLanes == 32, "all pieces of a cut row must decide alike");
-static_assert(kLanes % kUnroll == 0, "a chunk is a whole number of batches");
+static_assert(kParts > 1 || kLanes % kUnroll == 0, "a chunk is a whole number of batches");
 static_assert(kPartial <= kUnroll, "as many rows of B as registers were counted for");
 static_assert(kRows == 1 || (!kExtremum && !kRepair), "bundles only sum");
 static_assert(kRows == 1 || kRows == 4, "a bundle's rows come as one int4");
@@ -66,6 +77,11 @@ static_assert(!kArgs || kExtremum, "a sum has no winner");
 static_assert(!kHeads || (kLanes == 8 && kRows == 1), "heads are laid out for groups of eight");
 static_assert(!kScaled || (!kExtremum && !kRepair && !kHeads && !kShared), "scaled rows are sums");
 static_assert(!kShared || (kRows == 1 && !kRepair), "shared rows are plain sums or extrema");
+static_assert(kParts == 1 || (kRows == 1 && kTimes == 1 && !kExtremum && !kRepair && !kScaled &&
+                              !kHeads && kLanes % kParts == 0),
+              "entries side by side are plain sums");
+static_assert(!kDirect || (kRows == 1 && kWeighted && !kScaled && !kShared && !kHeads && !kRepair),
+              "arrays of callers have no other form");
 
 // A chunk's values: with heads in their type in memory, because widening would wait for the load
 // before the gathers are in flight.
@@ -115,6 +131,24 @@ __device__ __forceinline__ const E::Storage* gathered(const P& p) {
     return p.copy;
   } else {
     return p.b;
+  }
+}
+
+// Column id and value of an entry of A.
+template <typename P>
+__device__ __forceinline__ int load_column(const P& p, int entry) {
+  if constexpr (kDirect) {
+    return direct::load_column(p, entry);
+  } else {
+    return __ldg(p.columns + entry);
+  }
+}
+template <typename P>
+__device__ __forceinline__ V::Storage load_value(const P& p, int entry) {
+  if constexpr (kDirect) {
+    return direct::load_value<V>(p, entry);
+  } else {
+    return __ldg(p.values + entry);
   }
 }
 
@@ -177,6 +211,48 @@ __device__ __forceinline__ void add_row(bool here, Acc weight, const Packed<E, k
       ptx::add_if<kVec>(here, x, sum[q]);
     }
   }
+}
+
+// kUnroll entries of a lane, from `at` on: their columns, then their rows of B are in flight at
+// once.
+template <bool kMasked>
+__device__ __forceinline__ void side_by_side(const Params& p, int at, int step, int end,
+                                             const char* b, Accumulator<1>& acc) {
+  int column[kUnroll];
+  V::Storage value[kUnroll];
+  Packed<E, kVec> row[kUnroll][kTimes];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    column[u] = 0, value[u] = {};
+    if (kMasked && at + u * step >= end) continue;
+    column[u] = load_column(p, at + u * step);
+    if constexpr (kWeighted) value[u] = load_value(p, at + u * step);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const bool here = !kMasked || at + u * step < end;
+    if constexpr (kDirect) direct::check_column<V>(p, at + u * step, here, column[u], value[u]);
+    row[u][0] = {};
+    if (here) load_row(p, b, column[u], row[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const Acc weight = kWeighted ? V::widen(value[u]) : Acc(1);
+    add_row<!kMasked>(at + u * step < end, weight, row[u], acc.sum[0]);
+  }
+}
+
+// Sum of a group's share of an item whose entries it reads side by side.
+__device__ __forceinline__ void gather_side_by_side(const Params& p, const GroupWork& work,
+                                                    int4 item, int lane, const char* b,
+                                                    Accumulator<1>& acc) {
+  const int step = work.stride / kColumnLanes;
+  int at = item.y + (work.first + lane) / kColumnLanes;
+#pragma unroll 1
+  for (; at + (kUnroll - 1) * step < item.z; at += kUnroll * step) {
+    side_by_side<false>(p, at, step, item.z, b, acc);
+  }
+  if (at < item.z) side_by_side<true>(p, at, step, item.z, b, acc);
 }
 
 // The first M entries of a chunk: their rows of B are all in flight before the first is used.
@@ -255,10 +331,12 @@ __device__ __forceinline__ int first_nan(const Params& p, const GroupWork& work,
   for (int begin = item.y + work.first; begin < item.z; begin += work.stride) {
     const int end = begin + kLanes < item.z ? begin + kLanes : item.z;
     for (int at = begin; at < end; ++at) {
-      const u64 k = static_cast<u32>(__ldg(p.columns + at));
+      const int found = load_column(p, at);
+      const u64 k = kDirect && found < 0 ? 0 : static_cast<u32>(found);
       const char* address = b + k * static_cast<u32>(p.b_row_bytes);
       const Acc x = E::widen(*reinterpret_cast<const E::Storage*>(address));
-      const Acc candidate = (kWeighted ? sign * V::widen(__ldg(p.values + at)) : sign) * x;
+      const Acc candidate = (kWeighted ? sign * V::widen(load_value(p, at)) : sign) * x;
+      if (kDirect && found < 0) return at;
       if (candidate != candidate) return at;
     }
   }
@@ -273,7 +351,8 @@ __device__ __forceinline__ int load_head(const P& p, int block) {
   return 0;
 }
 
-__device__ __forceinline__ int4 load_item(const Params& p, int index, int end) {
+template <typename P>
+__device__ __forceinline__ int4 load_item(const P& p, int index, int end) {
   return index < end ? __ldg(p.items + index) : make_int4(-1, 0, 0, -1);
 }
 
@@ -329,8 +408,6 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
                                            int lane, const char* b, int first_column, int head,
                                            Accumulator<1>& acc) {
   const Acc sign = kExtremum && p.minimum ? Acc(-1) : Acc(1);
-  const int* columns = p.columns + item.y;
-  const V::Storage* values = p.values + item.y;
   const int length = item.z - item.y;
   int begin = work.first;  // of the group's chunk in the item
   int next_column = head;
@@ -338,8 +415,8 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
   const auto look_ahead = [&](bool column_too) {
     if constexpr (kHeads) next_value = {};  // no copy of the one in flight
     if (begin + lane < length) {
-      if (column_too) next_column = __ldg(columns + begin + lane);
-      if constexpr (kWeighted) next_value = __ldg(values + begin + lane);
+      if (column_too) next_column = load_column(p, item.y + begin + lane);
+      if constexpr (kWeighted) next_value = load_value(p, item.y + begin + lane);
     }
   };
   look_ahead(!kHeads);
@@ -360,6 +437,9 @@ __device__ __forceinline__ void gather_row(const Params& p, const GroupWork& wor
     const int most = kGroups == 1 ? chunk.left : __reduce_max_sync(kWarp, chunk.left);
     if (most <= 0) break;
     if constexpr (!kHeads) take();
+    if constexpr (kDirect) {
+      direct::check_column<V>(p, item.y + begin + lane, lane < chunk.left, column, value);
+    }
     chunk.column = column;
     if constexpr (kWeighted) {
       chunk.value = Value::of(value);
@@ -440,8 +520,8 @@ __device__ __forceinline__ void wide_elements(const P& p, int first, int column,
 }
 
 // The group's share of a bundle. Groups of a warp diverge: nothing is shuffled.
-template <int R>
-__device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& work, int4 item,
+template <int R, typename P>
+__device__ __forceinline__ void gather_bundle(const P& p, const GroupWork& work, int4 item,
                                               const char* b, int first_column,
                                               Accumulator<R>& acc) {
   const int step = work.wide ? kGroups : 1;
@@ -498,11 +578,11 @@ __device__ __forceinline__ void gather_bundle(const Params& p, const GroupWork& 
   }
 }
 
-// The groups of a warp shared an item: add their sums.
-template <int R>
-__device__ __forceinline__ void join_groups(Accumulator<R>& acc) {
+// Lanes from kFrom to kTo apart have sums of the same item: add them.
+template <int R, int kFrom = kLanes, int kTo = 32>
+__device__ __forceinline__ void join_lanes(Accumulator<R>& acc) {
 #pragma unroll
-  for (int step = kLanes; step < 32; step *= 2) {
+  for (int step = kFrom; step < kTo; step *= 2) {
     acc.join([&](int r, int q, int v) { return __shfl_xor_sync(kWarp, acc.sum[r][q][v], step); },
              [&](int q, int v) { return __shfl_xor_sync(kWarp, acc.winner(q, v), step); });
   }
@@ -537,6 +617,15 @@ __device__ __forceinline__ bool combine(const Params& p, int slot, int column, i
   return climb<kLanes, Accumulator<R>, decltype(join), kSlotBytes>(tree, slot, lane, acc, join);
 }
 
+template <typename P>
+__device__ __forceinline__ RowTerms<Acc> terms_of_row(const P& p, int row) {
+  if constexpr (kDirect) {
+    return {direct::row_scale<Acc>(p, row), Acc(0)};
+  } else {
+    return row_terms<Acc>(p, row);
+  }
+}
+
 // Store kVec elements of one row of C, after the epilogue or, for an extremum, unchanged.
 __device__ __forceinline__ void store_row(const Params& p, int row, int column, Acc (&sum)[kVec],
                                           bool empty) {
@@ -545,7 +634,7 @@ __device__ __forceinline__ void store_row(const Params& p, int row, int column, 
 #pragma unroll
     for (int v = 0; v < kVec; ++v) sum[v] = empty ? Acc(0) : p.minimum ? -sum[v] : sum[v];
   } else if (p.epilogue) {
-    apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
+    apply_epilogue<Out>(p, terms_of_row(p, row), column, kVec, c, 1, sum);
   }
   store_columns<Out, kVec>(c, kVec, sum);
 }
@@ -560,13 +649,13 @@ __device__ __forceinline__ void store_args(const Params& p, int row, int column,
 }
 
 // Store a group's result for its item: add cut pieces first, then one row or a bundle's.
-template <int R>
-__device__ __forceinline__ void deliver(const Params& p, const GroupWork& work, int4 item,
-                                        int column, int lane, Accumulator<R>& acc) {
+template <int R, typename P>
+__device__ __forceinline__ void deliver(const P& p, const GroupWork& work, int4 item, int column,
+                                        int lane, Accumulator<R>& acc) {
   // Only the first group of a wide or shared item continues.
   if (item.x < 0 || (work.wide && work.first > 0)) return;
   if (item.w >= 0 && !combine<R>(p, item.w, column, lane, acc)) return;
-  if (column >= p.n) return;
+  if (column >= p.n || lane >= kColumnLanes) return;
   int row[R];
   if constexpr (R == 1) {
     row[0] = item.x;
@@ -605,48 +694,53 @@ struct Place {
 };
 
 __device__ __forceinline__ Place place(const Params& p, int slab, int lane) {
-  const int column = slab * kSlab + lane * kVec;
+  const int column = slab * kSlab + lane % kColumnLanes * kVec;
   const int read = column < p.n ? column : 0;
   const E::Storage* b = gathered(p) + blockIdx.z * p.b_batch_stride + read;
   return {column, read, reinterpret_cast<const char*>(b)};
 }
 
-__device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int slab, int lane,
-                                         int head) {
+__device__ __forceinline__ void row_item(const Params& p, const GroupWork& work, int4 item,
+                                         int slab, int lane, int head) {
   const Place at = place(p, slab, lane);
-  const int4 item = load_item(p, work.index, work.end);
   if (kRepair && is_finite(p, item.x, at.column)) return;
   Accumulator<1> acc;
   const int first = item.y + work.first;
   acc.clear(first < item.z ? first : -1);
-  gather_row(p, work, item, lane, at.b, at.read, head, acc);
-  if (kGroups > 1 && work.wide) join_groups<1>(acc);
+  if constexpr (kParts > 1) {
+    gather_side_by_side(p, work, item, lane, at.b, acc);
+    join_lanes<1, kColumnLanes, kLanes>(acc);
+  } else {
+    gather_row(p, work, item, lane, at.b, at.read, head, acc);
+  }
+  if (kGroups > 1 && work.wide) join_lanes<1>(acc);
   if constexpr (kShared) {
     if (work.shared) join_warps(lane, acc);
   }
   deliver<1>(p, work, item, at.column, lane, acc);
 }
 
-__device__ __forceinline__ void bundle_item(const Params& p, const GroupWork& work, int slab,
-                                            int lane) {
+template <typename P>
+__device__ __forceinline__ void bundle_item(const P& p, const GroupWork& work, int slab, int lane) {
   const Place at = place(p, slab, lane);
   const int4 item = load_item(p, work.index, work.end);
   Accumulator<kRows> acc;
   acc.clear(-1);
   gather_bundle<kRows>(p, work, item, at.b, at.read, acc);
-  if (kGroups > 1 && work.wide) join_groups<kRows>(acc);
+  if (kGroups > 1 && work.wide) join_lanes<kRows>(acc);
   deliver<kRows>(p, work, item, at.column, lane, acc);
 }
 
 // The items of one thread block.
-__device__ __forceinline__ void block_of_items(const Params& p, int block, int slab) {
+template <typename P>
+__device__ __forceinline__ void block_of_items(const P& p, int block, int slab) {
   const int head = load_head(p, block);
   const GroupWork work = group_work<kLanes, kThreads, kShared>(block, p.item_end, p.block_end);
   const int lane = threadIdx.x % kLanes;
   if constexpr (kRows > 1) {
     if (work.bundled) return bundle_item(p, work, slab, lane);
   }
-  row_item(p, work, slab, lane, head);
+  row_item(p, work, load_item(p, work.index, work.end), slab, lane, head);
 }
 
 }  // namespace rows

@@ -19,6 +19,7 @@ using Out = OUTPUT;
 using V = E;
 using Acc = E::Acc;
 constexpr bool kScaled = false;
+constexpr bool kDirect = false;
 
 // Declared in kernels/csr.py.
 struct Params {

@@ -13,6 +13,8 @@ using V = F32;
 using Out = F32;
 using Acc = float;
 constexpr bool kScaled = true;
+constexpr bool kDirect = false;
+constexpr int kParts = 1;
 constexpr bool kExtremum = false, kArgs = false, kRepair = false, kShared = false, kHeads = false;
 
 // Declared in kernels/half.py.

@@ -32,7 +32,8 @@ constexpr int kUnroll = kRowUnroll;
 constexpr int kPartial = kUnroll < 4 ? kUnroll : 4;
 constexpr int kRows = 1;
 constexpr bool kExtremum = false, kArgs = false, kRepair = false;
-constexpr bool kShared = false, kHeads = false, kScaled = false;
+constexpr int kParts = 1;
+constexpr bool kShared = false, kHeads = false, kScaled = false, kDirect = false;
 using V = E;
 
 }  // namespace rows
