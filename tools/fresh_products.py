@@ -38,7 +38,8 @@ SETTINGS = (True, False)
 FRESH = 7
 # Products of the same matrix, and how often the whole series is repeated.
 COUNTS = {1: 7, 10: 5, 100: 3, 1000: 2}
-EXPECTED_RUNS = (100, 10, 1000)
+EXPECTED_RUNS: tuple[int | None, ...] = (None, 10, 1000)  # None: not said
+MOST_GROWING = 8000  # products until a plan compares all systems, at most
 # A plan that a user keeps has been used before it is timed.
 KNOWN_CALLS = 300
 
@@ -222,14 +223,18 @@ def break_even(context: Context) -> None:
     """Planning time and kernel time of st.plan over cuSPARSE's and over products without a plan.
 
     Planning is the median of three variants of the matrix, after a plan of the fourth. Ratios are
-    those of ``expected_runs`` products, with planning and preprocessing; below 1 a plan loses.
+    those of ``expected_runs`` products, with planning and preprocessing; below 1 a plan loses. If
+    no number is said, they are those of 100, and of the kernel once the plan has compared all
+    systems.
     """
 
     def without_plan(case: Case, n: int) -> float:
         run, _ = _way("functional.spmm", case.fresh(), case.dense(n), n)
         return graph_time(run, case.device).median
 
-    def measure(case: Case, n: int, allowed: bool, expected: int, bare: list[float]) -> Figure:
+    def measure(
+        case: Case, n: int, allowed: bool, expected: int | None, bare: list[float]
+    ) -> Figure:
         if not bare:
             bare.append(without_plan(case, n))
         B = case.dense(n)
@@ -251,8 +256,9 @@ def break_even(context: Context) -> None:
             "kernel_us": _microseconds(kernel), "unplanned_us": _microseconds(bare[0]),
         }  # fmt: skip
         found |= _checked(case, made[0], B, lambda: plan @ B, allowed)
-        total = cost + expected * kernel
-        ratios = {"over no plan": expected * bare[0] / total}
+        runs = expected or 100
+        total = cost + runs * kernel
+        ratios = {"over no plan": runs * bare[0] / total}
         medians = {"planning, us": _microseconds(cost)}
         baselines = case.baselines(n)
         name = baselines.best
@@ -263,8 +269,17 @@ def break_even(context: Context) -> None:
                 "baseline": name, "cusparse_us": _microseconds(theirs),
                 "preprocess_us": _microseconds(preprocess), "break_even": pays,
             }  # fmt: skip
-            ratios["over cuSPARSE"] = baselines.total(expected) / total
+            ratios["over cuSPARSE"] = baselines.total(runs) / total
             medians["break-even"] = pays
+            if expected is None:
+                plan = plans[1]  # that of plans[0] is settled: a CUDA graph was captured
+                later = plan.info.get("account", {}).get("later")
+                if later is not None and later <= MOST_GROWING:
+                    _repeat(lambda: plan @ B, later)
+                grown = graph_time(lambda: plan @ B, case.device).median
+                found |= {"later": later, "grown": plan.system, "grown_us": _microseconds(grown)}
+                found |= _checked(case, made[1], B, lambda: plan @ B, allowed)
+                ratios["grown, kernel over cuSPARSE"] = theirs / grown
         loses = [name for name, ratio in ratios.items() if ratio < 1]
         return found | baselines.facts | {"loses": loses, "ratios": ratios, "medians": medians}
 
@@ -274,8 +289,9 @@ def break_even(context: Context) -> None:
                 with tf32(allowed):
                     bare: list[float] = []
                     for expected in EXPECTED_RUNS:
+                        group = _group(n, allowed, f", {expected or 'unknown'} runs")
                         context.attempt(
-                            "breakeven", _group(n, allowed, f", {expected} runs"), case.name,
+                            "breakeven", group, case.name,
                             functools.partial(measure, case, n, allowed, expected, bare),
                         )  # fmt: skip
 

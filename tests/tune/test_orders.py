@@ -112,9 +112,9 @@ def test_plans_say_why_they_keep_the_order(runs):
 
 
 def test_a_plan_takes_the_order_that_was_chosen(monkeypatch):
-    planner = __import__("importlib").import_module("sparsetile.plan.planner")
+    build = __import__("importlib").import_module("sparsetile.plan.build")
     turned = Permutation("lsh", torch.arange(MIXED.shape[0] - 1, -1, -1))
-    monkeypatch.setattr(planner, "choose_order", lambda *given: (turned, ["lsh taken: predicted"]))
+    monkeypatch.setattr(build, "choose_order", lambda *given: (turned, ["lsh taken: predicted"]))
     plan = st.plan(MIXED, 8, expected_runs=7)
     assert plan.reorder == "lsh" and "  order     lsh taken: predicted" in plan.explain()
     B = torch.randn(MIXED.shape[1], 8)
@@ -146,7 +146,7 @@ def test_the_least_time_is_that_of_reading_a_and_b_and_writing_c_once(weighted, 
     moved = (8 if weighted else 4) * csr.nnz + 4 * 512 * (min(cols, csr.nnz) + rows)
     ceilings = replace(H200, l2_bytes=moved if fits else moved - 1)
     rate = ceilings.l2_gather if fits else ceilings.dram
-    found = orders._least_seconds(request(csr).changed(ceilings=ceilings))
+    found = orders.least_seconds(request(csr).changed(ceilings=ceilings))
     assert found == pytest.approx(moved / rate) and found > ceilings.launch
 
 

@@ -46,9 +46,6 @@ from sparsetile.systems.registry import exact_system
 
 __all__ = ["clear_plan_cache", "spmm"]
 
-# Products of a matrix that is given to spmm, about: enough to keep its plan.
-EXPECTED_RUNS = 10
-
 # Paths cannot be watched for their end of life, so only the most recent ones are kept.
 MAX_PATHS = 8
 # Plans of one matrix, one for each width, type and device of B: the most recent ones are kept.
@@ -157,13 +154,10 @@ def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) ->
     for each product pays.
     """
     # Read here, so that errors about A name spmm.
-    # Few products: the model's choice will do, nothing is timed.
     csr = as_csr(A, function="spmm", device=device)
     in_place = csr.device.type == "cuda" and (type(A) is CSR or _parts(A) is not None)
     system = exact_system("cuda").name if in_place else "auto"
-    made = build_plan(
-        csr, n, dtype=dtype, expected_runs=EXPECTED_RUNS, system=system, in_place=in_place
-    )
+    made = build_plan(csr, n, dtype=dtype, system=system, in_place=in_place)
     made._family.follow = None  # it would keep A alive
     return made
 

@@ -248,6 +248,8 @@ def _gradient_product(
         variant.note_stream()
         return gradients.gradient_product(tensors, variant.values, grad, recipe, alpha)
     operators.refuse_tangents(grad)
+    if other.later is not None and capturing(other.device):
+        family.settled(other)  # a graph reads its memory at every replay
     return plain_product(other, grad.resolve_neg(), None, "sum", alpha, False)
 
 

@@ -45,6 +45,22 @@ def _choice(info: Mapping[str, Any]) -> list[str]:
     return [f"  {chosen:9s} the only system that can serve this product"] if by == "only" else []
 
 
+def _others(info: Mapping[str, Any]) -> list[str]:
+    """When the other systems are compared, or why they are not."""
+    account = info.get("account")
+    if account is None:
+        after = info.get("compared_after")
+        return [] if after is None else [f"  compared  after {after} products"]
+    costs = f"that takes about {account['seconds'] * 1e3:.0f} ms"
+    if account["later"] is not None:
+        when = f"compared after {account['later']} products"
+    elif account["expected"] is not None:
+        when = f"not compared for {account['expected']} products"
+    else:
+        when = "not compared"
+    return [f"  others    {when}: {costs}, may save {account['saves'] * 1e6:.1f} us a product"]
+
+
 def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> str:
     """Return each stage's choice and cost, every rejected system with its reason, and the floor, of
     ``Plan.info`` and ``Plan.floor()``.
@@ -68,6 +84,7 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
     if "compile" in spent:
         lines.append(f"  compile   {_milliseconds(spent['compile'])}")
     lines += _choice(info)
+    lines += _others(info)
     for name, reasons in info.get("rejected", {}).items():
         lines.append(f"  {name:9s} rejected: {'; '.join(reasons)}")
     seconds, term = floor

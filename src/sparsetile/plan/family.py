@@ -28,7 +28,7 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import FP8
 from sparsetile.launch.interface import Tensors
-from sparsetile.plan.build import build_variant
+from sparsetile.plan.build import build_compared, build_variant
 from sparsetile.plan.modes import outside_modes
 from sparsetile.plan.traced.flat import Direction, flatten
 from sparsetile.plan.traced.gradients import row_scale
@@ -60,6 +60,7 @@ class Widths:
 
     system: str
     tune: str
+    expected_runs: int | None = None
 
 
 def canonical(values: Tensor, csr: CSR) -> Tensor:
@@ -137,8 +138,70 @@ class Family:
                 else:
                     found = self._planned_for(n)
                 settle(found.device)
+                if found.later is None:
+                    first = self.known(False, self.forward.dtype, n)
+                    found.later = None if first is None else first.later
                 self._variants[key] = found
             return found
+
+    def counted(self, variant: Variant) -> Variant:
+        """Count a product of a variant whose system is not settled, and return the variant to use:
+        another one if comparing all systems has become worth its time.
+
+        What a CUDA graph reads at every replay stays as it is.
+        """
+        later = variant.later
+        if torch.compiler.is_compiling() or later is None:
+            return variant
+        if capturing(variant.device):
+            self.settled(variant)
+            return variant
+        later.left -= 1
+        if later.left > 0:
+            return variant
+        self._compare(variant.n)
+        return self._get(variant.transposed, variant.dtype, variant.n)
+
+    def settled(self, variant: Variant) -> None:
+        """Keep the systems of a width as they are from now on."""
+        with self.lock:
+            later = variant.later
+            for each in self._variants.values():
+                if each.later is later:
+                    each.later = None
+
+    @outside_modes
+    def compared(self) -> bool:
+        """Compare all systems now: who compiles expects many products, as that takes longer."""
+        for n in {n for _, _, n in self._variants}:
+            if not capturing(self.forward.device):
+                self._compare(n)
+        return True
+
+    # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
+    compared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _compare(self, n: int) -> None:
+        """Compare all systems for a width, and use the best one from now on."""
+        with self.lock:
+            old = self._variants.get((False, self.forward.dtype, n))
+            later = None if old is None else old.later
+            if old is None or later is None:  # another thread did
+                return
+            self.settled(old)  # whatever happens now: it is not tried again
+            try:
+                made = build_compared(old, later)
+            except torch.OutOfMemoryError:
+                return  # what there is works on
+            settle(made.device)
+            old.report = made.report
+            if made.system == old.system and made.permutation is old.permutation:
+                return
+            # The variants made of the old one follow; those that autograd keeps live on there.
+            kept = {key: each for key, each in self._variants.items() if key[2] != old.n}
+            self._variants = kept | {_key(made): made}
+            if old is self.forward:
+                self.forward = made
 
     def prepare(self, transposed: bool, dtype: torch.dtype, n: int, gradients: bool) -> bool:
         """Build what a tracer is about to read: it takes what it has read to be constant, and
@@ -191,7 +254,9 @@ class Family:
             first.deterministic,
         )  # fmt: skip
         assert widths is not None
-        return build_variant("run", request, widths.system, tune=widths.tune)
+        return build_variant(
+            "run", request, widths.system, tune=widths.tune, runs=widths.expected_runs
+        )
 
     # -- the transpose --------------------------------------------------------------------------
 

@@ -336,9 +336,13 @@ class Plan(torch.nn.Module):
                 [4., 4.]])
         """
         family = self._family
+        if torch.compiler.is_dynamo_compiling():
+            family.compared()
         variant = family.main(True) if self._transposed else family.forward
         if family.widths is not None:
             variant = family.for_width(variant, B)
+        if variant.later is not None:
+            variant = family.counted(variant)
         if (
             beta == 0.0
             and out_dtype is None
@@ -405,7 +409,12 @@ class Plan(torch.nn.Module):
         >>> plan.linear(torch.ones(1, 3), bias=torch.tensor([1.0, -9.0]), relu=True)
         tensor([[4., 0.]])
         """
-        return linear(self._family, self._variant, X, bias, relu, alpha, out_dtype)
+        if torch.compiler.is_dynamo_compiling():
+            self._family.compared()
+        variant = self._variant
+        if variant.later is not None:
+            variant = self._family.counted(variant)
+        return linear(self._family, variant, X, bias, relu, alpha, out_dtype)
 
     @property
     @_example("False")

@@ -22,10 +22,10 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.streams import refuse_capture
 from sparsetile.engines.request import Request
 from sparsetile.intake import CSR, as_csr, current_values
-from sparsetile.intake.arrays import dtype_name
 from sparsetile.intake.csr import PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
+from sparsetile.plan.build import later_of, order_that_pays, quickly, sensible
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.family import FIRST_WIDTH, Family, Widths
 from sparsetile.plan.inference import InferencePlan
@@ -41,14 +41,10 @@ from sparsetile.tune import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
     Choice,
-    choose_order,
     choose_system,
 )
 
 __all__ = ["build_plan", "plan", "refuse_traced", "refuse_wrapped"]
-
-# Inf and NaN among A's values, as a share of its rows, above which ``auto`` takes the exact system.
-_NOT_FINITE_SHARE = 1e-3
 
 
 def _target_device(A: object, device: torch.device | str | None) -> torch.device | None:
@@ -103,7 +99,7 @@ def plan(
     tune: Literal["model", "measure", "none"] = "model",
     device: torch.device | str | None = None,
     keep: Literal["all", "inference"] = "all",
-    expected_runs: int = EXPECTED_RUNS,
+    expected_runs: int | None = None,
     budget: float = MEASURE_SECONDS,
 ) -> Plan:
     """Prepare A for products with dense matrices of about ``n`` columns.
@@ -147,10 +143,14 @@ def plan(
         about a tenth of the dense bytes if nine of ten blocks are dropped. Such a plan supports
         sums and means without gradients. New values, gradients, the transpose, max, min, other
         dtypes and :meth:`Plan.save` need ``"all"``. ``Plan.info["bytes"]`` lists what is kept.
-    expected_runs : int
-        Number of products that you expect to compute with the plan. ``reorder="auto"`` searches
-        for a row order only if that many products would save the search time. On a GPU, systems
-        with similar predictions are timed for about 20 ms if this is 100 or more.
+    expected_runs : int, optional
+        Number of products that you expect to compute with the plan. On a GPU, comparing all
+        systems takes as long as hundreds to thousands of products: with a number, that is done at
+        once if so many products are predicted to save it, and never if not. When None, the plan
+        starts with a system that is planned quickly and compares all of them when it has computed
+        enough products for that to pay; products before and after may differ in rounding. Give a
+        number before you capture a CUDA graph, which fixes what is planned by then.
+        ``reorder="auto"`` searches for a row order by the same arithmetic.
     budget : float
         Seconds that ``tune="measure"`` may spend on timing, not counting compilation.
 
@@ -184,7 +184,7 @@ def plan(
         keep=keep, expected_runs=expected_runs, budget=budget,
     )  # fmt: skip
     if n is None and keep == "all":
-        made._family.widths = Widths(system, tune)
+        made._family.widths = Widths(system, tune, expected_runs)
     return made
 
 
@@ -194,7 +194,7 @@ def build_plan(
     A: Any, n: int, *, dtype: torch.dtype | None = None, system: str = "auto",
     reorder: str | Tensor = "auto", reorder_columns: bool = False,
     deterministic: bool | None = None, tune: str = "model",
-    device: torch.device | str | None = None, keep: str = "all", expected_runs: int = EXPECTED_RUNS,
+    device: torch.device | str | None = None, keep: str = "all", expected_runs: int | None = None,
     budget: float = MEASURE_SECONDS, ablation: str | None = None, timed: bool = False,
     in_place: bool = False,
 ) -> Plan:  # fmt: skip
@@ -209,7 +209,7 @@ def build_plan(
     one_of("plan", "tune", tune, ["model", "measure", "none"])
     one_of("plan", "system", system, ["auto", *SYSTEMS])
     one_of("plan", "keep", keep, ["all", "inference"])
-    runs = dimension("plan", "expected_runs", expected_runs)
+    runs = None if expected_runs is None else dimension("plan", "expected_runs", expected_runs)
     budget = real_number("plan", "budget", budget)
     if not 0 < budget < math.inf:
         raise value_error("plan", "budget", "seconds above 0", budget, "Omit it for half a second")
@@ -237,9 +237,13 @@ def build_plan(
     permutation, orders = _permutation(reorder, csr), list[str]()
     request = Request(csr, n, dtype, permutation, deterministic, ablation, timed, in_place=in_place)
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
-    if isinstance(reorder, str) and reorder == system == "auto" and tune != "none":
-        with guard:
-            permutation, orders = _choose_order(request, runs)
+    reorders = isinstance(reorder, str) and reorder == system == "auto" and tune != "none"
+    # What is kept for products alone cannot be planned again.
+    settled = system != "auto" or tune != "model" or (keep == "inference" and runs is None)
+    with guard:
+        quick = None if settled else quickly(request, runs)
+        if reorders and quick is None:
+            permutation, orders = order_that_pays(request, EXPECTED_RUNS if runs is None else runs)
     given, entries, column_order = csr, None, None
     if reorder_columns:
         column_order = first_use(csr, permutation)
@@ -250,14 +254,21 @@ def build_plan(
     uncompared = tune == "none" and system == "auto"
     if uncompared:
         system = exact_system(csr.device.type).name
-    able, rejected = _sensible(request) if system == "auto" else candidates(request, system)
-    if not able:
-        raise unsupported("plan", rejected, "no system" if system == "auto" else system)
+    account, later, rejected = None, None, dict[str, list[str]]()
     with guard:
-        if system != "auto":
-            choice = Choice(system, "none" if uncompared else "request")
+        if quick is not None:
+            choice, account = quick
+            later = later_of(account, runs, reorders and not reorder_columns, deterministic)
         else:
-            choice = choose_system(request, able, tune, expected_runs=runs, budget=budget)
+            able, rejected = sensible(request) if system == "auto" else candidates(request, system)
+            if not able:
+                raise unsupported("plan", rejected, "no system" if system == "auto" else system)
+            choice = Choice(system, "none" if uncompared else "request")
+            if system == "auto":
+                choice = choose_system(
+                    request, able, tune, budget=budget,
+                    expected_runs=EXPECTED_RUNS if runs is None else runs,
+                )  # fmt: skip
         built = choice.build(request)
         clock["build"] = read()
         work = runner(built.recipe)  # held until the plan holds it, with what it prepared
@@ -274,46 +285,15 @@ def build_plan(
                 "seconds": spent, "build": dict(built.seconds), "considered": dict(choice.seconds),
                 "considered_by": choice.by, "measured": sorted(choice.measured), "orders": orders,
                 "rejected": rejected,
-            },
+            } | ({} if account is None else {"account": account.report(runs)}),
         )  # fmt: skip
+        variant.later = later
         made = Plan(Family(variant, column_order))
     if keep == "inference":
         return InferencePlan.of(made)
     if source.values is not None and source.values.requires_grad:
         made._family.follow = _following(A, given.with_values(None), entries)
     return made
-
-
-def _choose_order(request: Request, runs: int) -> tuple[Permutation, list[str]]:
-    """Return the row order that pays, and why; the given one if there is nothing to choose."""
-    able, _ = _sensible(request)
-    return choose_order(request, able, runs) if len(able) > 1 else (request.permutation, [])
-
-
-def _sensible(request: Request) -> tuple[list[str], dict[str, list[str]]]:
-    """Return what ``candidates`` does, without systems that would recompute most of C each time."""
-    able, rejected = candidates(request)
-    exact = exact_system(request.csr.device.type).name
-    if exact not in able or len(able) == 1:
-        return able, rejected
-    if not request.once(("not finite", request.dtype), lambda: _often_not_finite(request)):
-        return able, rejected
-    reason = f"A often has Inf or NaN in {dtype_name(request.dtype)}: most of C would be recomputed"
-    return [exact], rejected | {name: [reason] for name in able if name != exact}
-
-
-def _often_not_finite(request: Request) -> bool:
-    """Whether many rows of A hold an Inf or NaN in the product's dtype.
-
-    Systems with tiles or blocks recompute the rows that such a value reaches, entry by entry. With
-    one in every window a product took 23 times the predicted time (bcsstk17, whose values overflow
-    float16; development reading).
-    """
-    values = request.csr.values
-    if values is None or values.numel() == 0:
-        return False
-    count = values.numel() - int(torch.isfinite(values.to(request.dtype)).sum())
-    return count > _NOT_FINITE_SHARE * request.csr.shape[0]
 
 
 def _read_clock(device: torch.device | None) -> float:

@@ -27,10 +27,23 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.registry import exact_part, exact_system
 
-__all__ = ["Variant"]
+__all__ = ["Later", "Variant"]
 
 # Streams that the allocator already knows of.
 _NOTED = 64
+
+
+class Later:
+    """That all systems are to be compared once a plan has computed some more products.
+
+    The variants of one width share it, so that all of them know if it is off.
+    """
+
+    __slots__ = ("left", "products", "reorders")
+
+    def __init__(self, products: int, reorders: bool) -> None:
+        self.products = self.left = products  # in all, and still to come
+        self.reorders = reorders  # whether a row order may be chosen, too
 
 
 class Variant:
@@ -60,6 +73,7 @@ class Variant:
         self.bound: Bound | None = None
         self.bound_linear: BoundLinear | None = None
         self.weighted = False
+        self.later: Later | None = None  # None if its system is settled
         self._streams: set[tuple[int, ...]] = set()
         self.take(*self.prepare(None if csr.values is None else csr.values.detach()))
 

@@ -31,8 +31,9 @@ class Systems(Mapping[str, System]):
     """Systems by name, in alphabetical order.
 
     An unused system costs nothing: only ``__init__.py`` of its folder is imported, with ``DEVICES``
-    (supported types of devices) and, if the system is exact on some, ``EXACT_ON``. ``system.py`` is
-    imported when its ``SYSTEM`` is looked up by name.
+    (supported types of devices) and, if the system is exact on some or planned quickly,
+    ``EXACT_ON`` and ``QUICK_ON``. ``system.py`` is imported when its ``SYSTEM`` is looked up by
+    name.
     """
 
     def __init__(self, package: str, folder: Path) -> None:
@@ -75,6 +76,10 @@ class Systems(Mapping[str, System]):
         """Return the name of a device type's exact system."""
         exact = (n for n in self if device in self._devices(n, "EXACT_ON", "exact_on"))
         return next(exact, None)
+
+    def quick_on(self, device: str) -> list[str]:
+        """Return the names of the systems that are planned about as quickly as the exact one."""
+        return [name for name in self if device in self._devices(name, "QUICK_ON", "quick_on")]
 
     def _devices(self, name: str, of_folder: str, of_system: str) -> tuple[str, ...]:
         found = self._known()[name]

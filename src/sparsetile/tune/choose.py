@@ -31,7 +31,8 @@ __all__ = [
     "predict_systems",
 ]  # fmt: skip
 
-# Products that a plan is made for by default.
+# Products that a plan is made for if nobody says: about what a plan of `csr` costs. From so many on
+# close calls are timed; for how many all systems are compared is in tune/account.py.
 EXPECTED_RUNS = 100
 # Time limits of ``tune="measure"`` and of timing close calls, in seconds without compilation.
 MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02

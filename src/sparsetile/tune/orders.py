@@ -28,7 +28,7 @@ from sparsetile.reorder.lsh import minhash
 from sparsetile.systems import SYSTEMS
 from sparsetile.tune.choose import predict_systems
 
-__all__ = ["ORDERS", "OrderCost", "choose_order", "sample_rows"]
+__all__ = ["HOPE", "ORDERS", "OrderCost", "choose_order", "least_seconds", "sample_rows"]
 
 # Entries of a sample, and the heights of windows whose pairs models count.
 SAMPLE_ENTRIES = 1 << 18
@@ -69,7 +69,7 @@ ORDERS = {
 }  # fmt: skip
 
 
-def _least_seconds(request: Request) -> float:
+def least_seconds(request: Request) -> float:
     """Return the time to move A, every used row of B and C once, in any order."""
     csr, item, ceilings = request.csr, request.dtype.itemsize, request.machine
     rows, cols = csr.shape
@@ -132,7 +132,7 @@ def choose_order(
     if not any(SYSTEMS[name].counts_pairs for name in able):
         return best, why  # no model of these systems depends on the order
     now = min(predict_systems(request, able).values())
-    least = _least_seconds(request)
+    least = least_seconds(request)
     for name, cost in ORDERS.items():
         price = cost.seconds(request.csr)
         hoped = expected_runs * HOPE * (now - least)

@@ -4,3 +4,4 @@ from __future__ import annotations
 
 DEVICES = ("cuda",)
 EXACT_ON = ("cuda",)
+QUICK_ON = ("cuda",)

@@ -15,7 +15,7 @@ from sparsetile.engines.rows.cost import predict_rows
 from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.kernels.csr import ELEMENTS
 from sparsetile.systems.base import System
-from sparsetile.systems.csr import DEVICES, EXACT_ON
+from sparsetile.systems.csr import DEVICES, EXACT_ON, QUICK_ON
 from sparsetile.systems.requirements import entry_reasons
 
 __all__ = ["SYSTEM", "CSRSystem"]
@@ -32,6 +32,7 @@ class CSRSystem(System):
     architectures = "sm_80 and newer"
     ordered = True
     exact_on = EXACT_ON
+    quick_on = QUICK_ON
     kernels = (
         "spmm_csr", "sddmm_csr",
         "gat_scores", "gat_softmax", "spmm_gat", "gat_terms", "gat_vectors",

@@ -13,7 +13,7 @@ import torch
 
 from sparsetile.engines.request import BuiltSystem, Request, prefixed
 from sparsetile.systems.base import System
-from sparsetile.systems.dense import DEVICES
+from sparsetile.systems.dense import DEVICES, QUICK_ON
 from sparsetile.systems.dense.cost import predict_dense
 from sparsetile.systems.dense.runner import DenseRunner
 from sparsetile.systems.registry import exact_runner, exact_system
@@ -31,6 +31,7 @@ class DenseSystem(System):
     name = "dense"
     summary = "A written out in full, torch.matmul"
     devices = DEVICES
+    quick_on = QUICK_ON
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     deterministic = True
     kernels = ("spmm_csr",)  # repairs

@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 DEVICES = ("cuda",)
+QUICK_ON = ("cuda",)

@@ -23,7 +23,7 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.rows.build import build_rows
 from sparsetile.kernels.half import COPY_DTYPE
 from sparsetile.systems.base import System
-from sparsetile.systems.half import DEVICES
+from sparsetile.systems.half import DEVICES, QUICK_ON
 from sparsetile.systems.half.cost import predict_half
 from sparsetile.systems.half.runner import HalfRunner
 from sparsetile.systems.requirements import tile_reasons
@@ -37,6 +37,7 @@ class HalfSystem(System):
     name = "half"
     summary = "CUDA cores on rows, gathering a copy of B in 16 bits"
     devices = DEVICES
+    quick_on = QUICK_ON
     dtypes = (torch.float32,)
     deterministic = True
     architectures = "sm_80 and newer"

@@ -1,0 +1,68 @@
+"""What comparing all systems costs, what it may save, and from how many products on it pays.
+
+Models of systems with tiles count distinct (window, column) pairs, which sorts all entries; their
+builds take several times that of ``csr``; close calls are timed. On an H200 all that took 4, 15 and
+23 ms more than a plan of ``csr`` at N = 32, 128 and 512 (medians of 32 matrices in TF32,
+development readings), where a product takes 10 to 60 us. So a plan that is made for few products,
+or for an unknown number, compares only systems that are planned quickly (``QUICK_ON`` of their
+folders). If the number is unknown, all systems are compared once as many products have come as
+would have paid for it: whatever the number, little more is spent than with the best choice for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetile.engines.request import Request
+from sparsetile.systems.registry import SYSTEMS, candidates, exact_system
+from sparsetile.tune.choose import EXPECTED_RUNS, Choice, predict_systems
+from sparsetile.tune.orders import HOPE, least_seconds
+
+__all__ = ["Account", "choose_quickly"]
+
+# Seconds to compare all systems, and to build another quick system beside the exact one: fixed, and
+# for an entry.
+COMPARE_SECONDS, BESIDE_SECONDS = (16e-3, 3e-9), (0.6e-3, 0.5e-9)
+
+
+@dataclass(frozen=True)
+class Account:
+    """When comparing all systems pays."""
+
+    seconds: float  # that comparing takes
+    saves: float  # seconds of a product, expected; 0 if nothing can be saved
+
+    @property
+    def products(self) -> float:
+        """From how many products on comparing pays; inf if never."""
+        return self.seconds / self.saves if self.saves > 0 else math.inf
+
+    def report(self, expected: int | None) -> dict[str, Any]:
+        """What a plan says of it, of a choice that was made for ``expected`` products."""
+        later = math.ceil(self.products) if expected is None and self.saves > 0 else None
+        return {"seconds": self.seconds, "saves": self.saves, "expected": expected, "later": later}
+
+
+def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account] | None:
+    """Return the best of the systems that are planned quickly, for this number of products or an
+    unknown one, and the account of comparing all; None if no such system can serve the request.
+    """
+    device = request.device.type
+    quick = SYSTEMS.quick_on(device)
+    able = candidates(request, *quick)[0] if quick else []
+    exact = exact_system(device).name
+    if exact not in able:
+        return None
+    predicted = predict_systems(request, able)
+    beside = BESIDE_SECONDS[0] + BESIDE_SECONDS[1] * request.csr.nnz
+    expected = EXPECTED_RUNS if runs is None else runs
+
+    def cost(name: str) -> float:
+        return predicted[name] * expected + (0.0 if name == exact else beside)
+
+    chosen = min(sorted(able), key=cost)
+    price = COMPARE_SECONDS[0] + COMPARE_SECONDS[1] * request.csr.nnz
+    saves = HOPE * max(predicted[chosen] - least_seconds(request), 0.0)
+    return Choice(chosen, "model", predicted), Account(price, saves)
