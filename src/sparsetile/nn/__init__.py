@@ -13,6 +13,7 @@ multiply by A[target, source]. They do not need PyG.
 
 from __future__ import annotations
 
+from sparsetile.nn import edge_operators as edge_operators  # registers what is traced
 from sparsetile.nn.attention import attention_blocks, sparse_attention, use_sparse_attention_
 from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.gat import GATConv

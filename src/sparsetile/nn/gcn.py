@@ -18,11 +18,12 @@ from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.sampled import SampledGraph
+from sparsetile.nn.traced import How, TracedEdges, traces
 from sparsetile.plan.modes import plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
-__all__ = ["GCNConv", "gcn_matrix", "gcn_plan"]
+__all__ = ["GCNConv", "convolution_weights", "gcn_matrix", "gcn_plan"]
 
 
 class GCNConv(nn.Module):
@@ -129,11 +130,17 @@ class GCNConv(nn.Module):
             if sampled is not None and sampled.has_loops:
                 note_loops()
         loops: Loops = "append" if given.kind == "matrix" else "replace"
-        graph, values_key = find_graph(
-            "GCNConv", given, (nodes, nodes), x.device, flow=self.flow,
-            loops=loops if self.add_self_loops else "keep",
-        )  # fmt: skip
-        weights = self._weights(graph, given, values_key, x.dtype)
+        loops = loops if self.add_self_loops else "keep"
+        fill = 2.0 if self.improved else 1.0
+        weights = None
+        if traces(given, "sum"):
+            how = How("GCNConv", self.flow, "convolve", loops, fill, self.normalize)
+            graph: Any = TracedEdges(given, (nodes, nodes), how)
+        else:
+            graph, values_key = find_graph(
+                "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops
+            )
+            weights = convolution_weights(graph, given, values_key, fill, self.normalize, x.dtype)
         # The product is cheaper on the narrower side of the linear map.
         if self.out_channels <= self.in_channels:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
@@ -153,17 +160,6 @@ class GCNConv(nn.Module):
         else:
             out = self.lin(x) if self.bias is None else self.lin(x) + self.bias
         return out.relu() if relu else out
-
-    def _weights(
-        self, graph: Graph, given: Given, values_key: Any, dtype: torch.dtype
-    ) -> Weights | None:
-        if given.kind == "plan":
-            return None
-        fill = 2.0 if self.improved else 1.0
-        compute = functools.partial(_values, graph, given, fill, self.normalize, dtype)
-        if given.trained:
-            return Weights(None, compute())
-        return graph.keep_values(("gcn", fill, self.normalize, dtype), values_key, compute)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -232,6 +228,18 @@ def gcn_matrix(
     with torch.inference_mode(False), torch.no_grad():
         values = _values(graph, given, 2.0 if improved else 1.0, True, dtype)
         return graph.pattern.with_values(values.to(dtype))
+
+
+def convolution_weights(
+    graph: Graph, given: Given, values_key: Any, fill: float, normalize: bool, dtype: torch.dtype
+) -> Weights | None:
+    """Return the values of a convolution's matrix; None for a plan, which has its own."""
+    if given.kind == "plan":
+        return None
+    compute = functools.partial(_values, graph, given, fill, normalize, dtype)
+    if given.trained:
+        return Weights(None, compute())
+    return graph.keep_values(("gcn", fill, normalize, dtype), values_key, compute)
 
 
 def _values(graph: Graph, given: Given, fill: float, normalize: bool, dtype: torch.dtype) -> Tensor:

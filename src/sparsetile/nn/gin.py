@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sparsetile.core.errors import type_error
 from sparsetile.nn.arguments import features, flow_name, refuse_others, sum_only
-from sparsetile.nn.cache import find_graph
 from sparsetile.nn.inputs import pair_of, read_input
+from sparsetile.nn.neighbours import reduction
 
 __all__ = ["GINConv"]
 
@@ -89,10 +89,8 @@ class GINConv(nn.Module):
         sources, targets, sizes = pair_of("GINConv", x, size, self.flow)
         features("GINConv", "x", sources, sources.shape[-1])
         given = read_input("GINConv", edge_index, None, self.flow).without_weight()
-        graph, values_key = find_graph(
-            "GINConv", given, sizes, sources.device, flow=self.flow, only_reduces=True
-        )
-        out = graph.aggregate(sources, graph.own_weights(given, values_key))
+        graph, _, weights = reduction("GINConv", given, sizes, sources.device, self.flow, "sum")
+        out = graph.aggregate(sources, weights)
         if targets is not None:
             out = out + (1 + self.eps) * targets
         return self.nn(out)

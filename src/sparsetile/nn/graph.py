@@ -333,6 +333,16 @@ class Graph:
             values = weights.values
         return made.run(x, values=values, reduce=reduce, bias=bias, relu=relu)
 
+    def gradient(
+        self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
+    ) -> Tensor:
+        """Return the gradient of :meth:`aggregate`'s sum or mean for x, not differentiable."""
+        made, key = self._plan(grad, weights)
+        values = None
+        if weights is not None and (weights.key is None or weights.key != key):
+            values = weights.values
+        return made.gradient(grad, values=values, reduce=reduce)
+
     def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
         """Return the flat plan whose rows graph attention walks, ``n`` columns wide.
 

@@ -17,6 +17,7 @@ from sparsetile.nn.arguments import features, flow_name
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
+from sparsetile.nn.traced import How, TracedEdges, traces
 
 __all__ = ["aggregate", "reduction"]
 
@@ -74,6 +75,8 @@ def reduction(
 
     The parameters are those of :func:`find_graph`.
     """
+    if traces(given, reduce):
+        return TracedEdges(given, size, How(layer, flow, reduce)), reduce, None  # type: ignore[return-value]
     graph, values_key = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
     parallel = graph.multiplicity is not None
     if given.weight is None:

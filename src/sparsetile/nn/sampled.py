@@ -232,13 +232,18 @@ class SampledGraph(Graph):
                 return self._multiply(_cast(x), scaled, bias, relu)
             except _Outside:
                 pass
+        weights, reduce = self._of_canonical(weights, reduce)
+        return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
+
+    def _of_canonical(self, weights: Weights | None, reduce: str) -> tuple[Weights | None, str]:
+        """Return values and reduction of entries that reduce over edges."""
         canonical = self.canonical
         if weights is None and canonical.multiplicity is not None:
             if reduce == "sum":
                 weights = Weights("multiplicity", canonical.multiplicity)
             elif reduce == "mean":
                 reduce, weights = "sum", canonical.mean_weights()
-        return canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
+        return weights, reduce
 
     def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
         call = self._by_target, scaled, relu
@@ -259,8 +264,22 @@ class SampledGraph(Graph):
         from_coordinates(names, rows.unread[target], rows.unread[1 - target], None, self.shape)
         raise AssertionError("an edge was outside, and is not")
 
-    def convolve(self, x: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
-        """Return relu(D^-1/2 (A + I) D^-1/2 x + bias); None if the canonical graph must compute it.
+    def gradient(
+        self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
+    ) -> Tensor:
+        if weights is None and reduce in ("sum", "mean") and self._takes(grad):
+            scaled = "columns" if reduce == "mean" else ""
+            found = self._by_target.transposed.multiply(grad.resolve_neg(), scaled)
+            if found is not None:
+                return found
+        weights, reduce = self._of_canonical(weights, reduce)
+        return self.canonical.gradient(grad, weights, reduce=reduce)
+
+    def convolve(
+        self, x: Tensor, bias: Tensor | None, relu: bool, transposed: bool = False
+    ) -> Tensor | None:
+        """Return relu(D^-1/2 (A + I) D^-1/2 x + bias), or with the transpose of A; None if the
+        canonical graph must compute it.
 
         D counts the edges of a target and its added self-loop. Graphs that have self-loops are left
         to the canonical graph.
@@ -278,7 +297,12 @@ class SampledGraph(Graph):
                 scale = self._scales[wide] = lengths.add_(1).rsqrt_().unsqueeze(-1)
         x = _cast(x)
         inner = x * scale  # in float32 at least
-        out = self._multiply(inner.to(x.dtype), "", None, False) + inner
+        if transposed:
+            product = self._by_target.transposed.multiply(inner.to(x.dtype), "")
+            assert product is not None  # the edges are read
+        else:
+            product = self._multiply(inner.to(x.dtype), "", None, False)
+        out = product + inner
         out = out * scale if bias is None else torch.addcmul(bias.to(wide), out, scale)
         out = out.to(x.dtype)
         return out.relu() if relu else out

@@ -38,7 +38,10 @@ from sparsetile.plan.traced.forward_mode import duals, product_of_duals, refuse_
 from sparsetile.plan.traced.transforms import refuse_in_transform, transformed_product
 from sparsetile.plan.variant import Variant
 
-__all__ = ["apply_of", "eager_product", "general_product", "operand_values", "plain_product"]
+__all__ = [
+    "apply_of", "eager_product", "general_product", "gradient_of_operand",
+    "operand_values", "plain_product",
+]  # fmt: skip
 
 # Family, the variants of product and gradient, the version of the values; reduce, alpha, relu; the
 # bias that another node differentiates, and whether one does.
@@ -251,6 +254,30 @@ def _gradient_product(
     if other.later is not None and capturing(other.device):
         family.settled(other)  # a graph reads its memory at every replay
     return plain_product(other, grad.resolve_neg(), None, "sum", alpha, False)
+
+
+def gradient_of_operand(
+    family: Family, variant: Variant, grad: Tensor, given: Tensor | None, mean: bool
+) -> Tensor:
+    """See :meth:`sparsetile.Plan.gradient`; ``given`` are values in the order of A's entries."""
+    if grad.dim() < 2 or grad.shape[-2] != variant.shape[0] or grad.device != variant.device:
+        rows, place = variant.shape[0], variant.device
+        raise value_error(
+            "gradient", "grad", f"of shape [..., {rows}, N] on {place}",
+            f"{tuple(grad.shape)} on {grad.device}", "Pass the gradient of run's result",
+        )  # fmt: skip
+    found = family.for_type(variant, grad.dtype)
+    if found is None:
+        raise wrong_type(variant.dtype, grad, "gradient", "grad")
+    variant, grad = found, grad.to(found.dtype)
+    if mean:
+        grad = gradients.scaled_rows(grad, family.row_scale(variant))
+    if given is None and family.follow is None and grad.dim() == 2:
+        return _gradient_product(family, variant, family.for_gradients(variant), grad, 1.0)
+    values, _ = operand_values(family, variant, given)
+    tensors, recipe = family.differentiable(variant)
+    variant.note_stream()
+    return gradients.gradient_product(tensors, values, grad, recipe, 1.0)
 
 
 def differentiable_product(

@@ -19,13 +19,18 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import machine
-from sparsetile.core.errors import type_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import CSR, PRODUCT_DTYPES
 from sparsetile.launch.interface import Tensors
 from sparsetile.plan import report as reports
 from sparsetile.plan.arrays import array_like, as_operand, is_array
 from sparsetile.plan.devices import usable_device
-from sparsetile.plan.eager import eager_product, general_product, operand_values
+from sparsetile.plan.eager import (
+    eager_product,
+    general_product,
+    gradient_of_operand,
+    operand_values,
+)
 from sparsetile.plan.explain import explain
 from sparsetile.plan.family import Family
 from sparsetile.plan.files import write_plan_file
@@ -374,6 +379,45 @@ class Plan(torch.nn.Module):
         return general_product(
             family, variant, B, out, alpha, beta, reduce, values, bias, relu, out_dtype
         )
+
+    def gradient(
+        self, grad: Tensor, *, values: Tensor | None = None, reduce: str = "sum"
+    ) -> Tensor:
+        """Return the gradient for B of a product whose result has the gradient ``grad``.
+
+        That is Aᵀ·grad, of a mean with each row of ``grad`` divided by the row's entries. For
+        operators of your own: products of :meth:`run` have their gradients already.
+
+        Parameters
+        ----------
+        grad : Tensor [..., M, N]
+            Of the plan's dtype.
+        values : Tensor [entries], optional
+            Those that :meth:`run` had.
+        reduce : {"sum", "mean"}
+
+        Returns
+        -------
+        Tensor [..., K, N]
+
+        Examples
+        --------
+        >>> plan.gradient(torch.ones(2, 1))
+        tensor([[1.],
+                [0.],
+                [5.]])
+        """
+        family, variant = self._family, self._variant
+        if family.widths is not None:
+            variant = family.for_width(variant, grad)
+        if reduce not in ("sum", "mean"):
+            raise value_error(
+                "gradient", "reduce", "sum or mean", repr(reduce), "Use autograd for max and min"
+            )
+        if values is not None:
+            check_values("gradient", variant.csr, variant.dtype, values)
+            values = variant.csr.canonical_values(values)
+        return gradient_of_operand(family, variant, grad, values, reduce == "mean")
 
     def linear(
         self, X: Tensor, *, bias: Tensor | None = None, relu: bool = False, alpha: float = 1.0,
