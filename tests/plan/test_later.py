@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.plan.family import many_products
 from sparsetile.systems import SYSTEMS
 
 # Whole numbers, of which float32 adds exactly.
@@ -128,6 +129,14 @@ def test_who_compiles_gets_the_best_system():
     X = B.clone().requires_grad_()
     compiled(X).sum().backward()
     torch.testing.assert_close(X.grad, 2 * FULL.T @ torch.ones_like(B))
+
+
+def test_many_products_may_be_expected_for_a_while():
+    plan, other = planned(99), planned(99)
+    with many_products():
+        torch.testing.assert_close(plan @ B, FULL @ B)
+    torch.testing.assert_close(other @ B, FULL @ B)
+    assert (plan.system, other.system) == ("dense", "cpu")
 
 
 def test_a_copy_keeps_what_was_chosen():
