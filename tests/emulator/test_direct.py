@@ -205,7 +205,7 @@ def test_sampled_products_add_batches_and_mark_wrong_columns() -> None:
 def test_lists_have_room_for_the_rows_that_need_most() -> None:
     for entries in (0, 1, 127, 128, 129, 4096, 10**6, 2**31 - 1):
         for rows, lanes in ((1, 32), (100, 8), (10**6, 16)):
-            lists = Lists.of(rows, entries, lanes)
+            lists = Lists.of(rows, entries, lanes, 4 * (entries % 500), 4)
             assert lists.wide <= lists.segment
             # All entries in one row, or in rows just long enough to be cut, or to be listed.
             for length in {entries, lists.segment + 1, lists.wide + 1}:

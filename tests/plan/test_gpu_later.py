@@ -7,7 +7,10 @@ import torch
 
 import sparsetile as st
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, STRIDES
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
+    "LIST_COUNTERS",
     "SDDMM_DIRECT",
     "SPMM_DIRECT",
     "Lists",
@@ -43,12 +44,20 @@ __all__ = [
 # Mean entries of a row from which a whole warp should work on one, and below which several rows
 # should share a warp if there are MANY_ROWS.
 LONG_MEAN, SHORT_MEAN, MANY_ROWS = 20.0, 5.5, 100_000
+# Mean entries up to which rows are short, and rows below which a long one needs a whole warp.
+SHORT, FEW_ROWS = 9.0, 16_000
 # If groups of lanes do not fill FULL_LANES, which hides a row's chain of gathers, a row of more
 # than FEW_WIDE entries gets a warp.
 FEW_WIDE, WIDE = 32, 64
 # Entries of a piece: at least SEGMENT, and so many that there are at most PIECES, each with a place
 # for its sum; longer if most rows would be cut and are enough to fill the GPU's warps (4,096).
 SEGMENT, PIECES, BUSY_WARPS = 128, 8192, 2048
+# A row is gathered in rounds of as many entries as are in flight, ROUND seconds each, one after the
+# other. Products that L2's rate (bytes a second) lets end soon must not wait for one row: it may
+# take as long as half of all gathers and LISTING, the seconds until a listed row is begun.
+ROUND, LISTING, GATHERED, FEWEST = 0.75e-6, 5e-6, 6.4e12, 16
+# Numbers of 32 bits that the list's counters take: kCounters in direct_items.cuh.
+LIST_COUNTERS = 8
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,9 @@ class Lists:
     nodes: int
 
     @classmethod
-    def of(cls, rows: int, entries: int, lanes: int) -> Lists:
-        """Return those of a matrix for groups of ``lanes`` lanes."""
+    def of(cls, rows: int, entries: int, lanes: int, row_bytes: int, in_flight: int) -> Lists:
+        """Return those of a matrix for groups of ``lanes`` lanes, which gather ``in_flight`` rows
+        of B at once, of ``row_bytes`` each."""
         mean, segment = entries // max(rows, 1), SEGMENT
         while segment * PIECES < entries:
             segment *= 2
@@ -83,7 +93,9 @@ class Lists:
         elif rows * lanes < FULL_LANES:
             wide = FEW_WIDE
         else:
-            wide = min(max(WIDE, 4 * mean), segment)
+            rounds = (entries * row_bytes / GATHERED / 2 + LISTING) / ROUND
+            most = max(1 << int(in_flight * rounds).bit_length() - 1, FEWEST)
+            wide = min(max(WIDE, 4 * mean), segment, most)
         cut = entries // segment
         return cls(wide, segment, entries // wide + cut + 1, 5 * cut // 2 + 16, 3 * cut // 2 + 16)
 
@@ -106,9 +118,13 @@ def direct_tile(
         return next((tile for tile in single if tile.slab >= n), single[-1])
     if many:  # few lanes, much of a row each
         return max(whole, key=lambda tile: (tile.slab if tile.lanes <= 8 else 0, -tile.lanes))
-    if mean >= LONG_MEAN or n * dtype.itemsize >= 1024:
-        return max(whole, key=lambda tile: (tile.slab, tile.lanes))
-    return max(whole, key=lambda tile: (tile.slab, -tile.lanes))
+    lanes = 32 if mean >= LONG_MEAN or n * dtype.itemsize >= 1024 else 1
+    if n * dtype.itemsize == 128:
+        lanes = 1 if mean < SHORT else 32
+    elif n * dtype.itemsize == 512:
+        few = mean >= LONG_MEAN and rows < FEW_ROWS
+        lanes = 32 if few else 8 if mean <= SHORT and rows >= MANY_ROWS // 3 else 16
+    return max(whole, key=lambda tile: (tile.slab, -abs(tile.lanes - lanes)))
 
 
 def direct_config(

@@ -24,6 +24,7 @@ from sparsetile.jit.loader import (
 from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, sddmm_tile, vector_width
 from sparsetile.kernels.direct import (
+    LIST_COUNTERS,
     SDDMM_DIRECT,
     SPMM_DIRECT,
     Lists,
@@ -84,8 +85,7 @@ class _Prepared:
         self._partials = self._parents + _padded(4 * lists.slots)
         self._joins = slot_bytes > 0
         self.bytes = self._partials + layers * lists.slots * slot_bytes
-        # The first four are the list's own.
-        self._counters = 4 + (layers * lists.nodes if slot_bytes else 0)
+        self._counters = LIST_COUNTERS + (layers * lists.nodes if slot_bytes else 0)
         # Addresses of the scratch memory of the last product, and what the launch takes of them.
         self._last: tuple[int, int, tuple[int, ...]] = (-1, -1, ())
 
@@ -98,7 +98,7 @@ class _Prepared:
         if at != last_at or counts != last_counts:
             places = (at, at + self._parents, at + self._nodes, counts)
             if self._joins:
-                places = (*places, counts + 16, at + self._partials)
+                places = (*places, counts + 4 * LIST_COUNTERS, at + self._partials)
             self._last = (at, counts, places)
         self._launch(stream, self._wide_blocks - rows // -self._groups, places, *values)
 
@@ -184,9 +184,10 @@ def _prepare_product(
     }  # fmt: skip
     # Matrices of C are as far apart as this call's rows make them.
     patch = ("indptr", "columns", "values", "b", "c", *(("c_batch_stride",) * (batches > 1)))
+    lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]) * tile.parts)
     return _prepare(
-        Lists.of(*sizes, tile.lanes), tile.lanes, device, indptr, indices,
-        SPMM_DIRECT.load(config, device), (tile.slabs(n), batches), params, patch,
+        lists, tile.lanes, device, indptr, indices, SPMM_DIRECT.load(config, device),
+        (tile.slabs(n), batches), params, patch,
         tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4),
     )  # fmt: skip
 
@@ -321,9 +322,11 @@ def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tenso
                 "g_batch_stride": batch[0], "b_batch_stride": batch[1], "n": n,
             }  # fmt: skip
             patch = ("indptr", "columns", "g", "b", "out", *(("out_batch_stride",) * (batches > 1)))
-            kernel = SDDMM_DIRECT.load(direct_sddmm_config(B.dtype, tile), device)
+            config = direct_sddmm_config(B.dtype, tile)
+            kernel = SDDMM_DIRECT.load(config, device)
+            lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]))
             made = _prepare(
-                Lists.of(*sizes, tile.lanes), tile.lanes, device, indptr, indices, kernel,
+                lists, tile.lanes, device, indptr, indices, kernel,
                 (1, batches), params, patch, 0,
             )  # fmt: skip
             found = _prepared.keep(key, made)

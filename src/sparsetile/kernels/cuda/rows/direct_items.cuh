@@ -8,13 +8,16 @@
 //   of
 //                                            at most `segment` of it; slot -1: a whole row
 //   nodes, parent_of_slot                    the trees that join pieces (segment.cuh)
-//   counts    = {items, slots, nodes in one word; row blocks that have listed; wide blocks that are
-//                done}, all 0 before and after the launch
+//   counts    = two words of 64 bits and one of 32, all 0 before and after the launch:
+//                {places taken of items, slots, nodes; row blocks that have listed, pieces that
+//                they listed; wide blocks that have read that}
 //
 // Row blocks of the first slab and batch list their long rows before they begin. Wide blocks, which
 // are last in the grid, wait until all of them have: thread blocks start in the order of their
 // numbers, so those that are waited for are running or done. Only the GPU knows how many pieces
-// there are: wide blocks stride over them.
+// there are: wide blocks stride over them. One word says both that all have listed and how many
+// pieces there are, and only blocks that list anything fence: each step of this chain that goes to
+// L2 takes about 0.7 us, which small matrices have nothing to hide.
 //
 // Atomics give rows their places in the lists, which may differ from run to run; where a row is cut
 // and the order in which its pieces are added do not.
@@ -31,6 +34,8 @@ namespace direct {
 constexpr int kFanIn = 16;  // children of a node: see balance/tree.py
 // Bits of slots and of nodes in the word that counts all.
 constexpr int kBits = 17;
+// Numbers of 32 bits in `counts`, which those of segment.cuh follow.
+constexpr int kCounters = 8;
 
 // Slots and nodes of a tree with this many leaves.
 __device__ __forceinline__ int2 tree_size(int leaves) {
@@ -82,6 +87,9 @@ __device__ __noinline__ void list_row(const P& p, int lane, int row, int begin, 
         fits ? make_int4(row, first, last, pieces > 1 ? slot + i : -1) : make_int4(-1, 0, 0, -1);
   }
   if (pieces > 1 && fits) write_tree<kLanes>(p, lane, slot, node, pieces);
+  __threadfence();  // what is listed is read by those who read its number
+  __syncwarp(group_mask<kLanes>());
+  if (lane == 0) atomicAdd(reinterpret_cast<u64*>(p.counts) + 1, u64(pieces));
 }
 
 // Report row pointers that are wrong; each row looks at its own.
@@ -105,34 +113,33 @@ __device__ __forceinline__ int4 row_of_group(const P& p) {
     const int lane = threadIdx.x % kLanes;
     if (lane == 0 && row < p.rows) check_pointers(p, row);
     if (is_long) list_row<kLanes>(p, lane, row, entries.x, length);
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(p.counts + 2, 1);
+    if (threadIdx.x == 0) atomicAdd(reinterpret_cast<u64*>(p.counts) + 1, u64(1) << 32);
   }
   if (row >= p.rows || is_long) return make_int4(-1, 0, 0, -1);
   return make_int4(row, entries.x, entries.y, -1);
 }
 
-// Wait until all long rows are listed; returns the number of pieces.
-template <typename P>
+// Wait until all long rows are listed; returns the number of pieces. The last block to know it
+// leaves the counters as they were.
+template <int kThreads, typename P>
 __device__ __forceinline__ int listed_pieces(const P& p, int row_blocks) {
+  __shared__ int pieces;
   if (threadIdx.x == 0) {
-    while (*static_cast<const volatile int*>(p.counts + 2) < row_blocks) __nanosleep(100);
+    const volatile u64* word = reinterpret_cast<const u64*>(p.counts) + 1;
+    u64 listed = *word;
+    for (; static_cast<int>(listed >> 32) < row_blocks; listed = *word) __nanosleep(100);
     __threadfence();  // what they listed is read after their numbers
+    const u64 counted = listed & 0xffffffff;
+    pieces = counted < static_cast<u64>(p.most_items) ? static_cast<int>(counted) : p.most_items;
   }
   __syncthreads();
-  const u64 counted = __ldcg(reinterpret_cast<const u64*>(p.counts)) >> 2 * kBits;
-  return counted < static_cast<u64>(p.most_items) ? static_cast<int>(counted) : p.most_items;
-}
-
-// Called by each wide block when it is done: the last one leaves the counters as they were.
-template <typename P>
-__device__ __forceinline__ void reset_counts(const P& p) {
-  __syncthreads();
-  if (threadIdx.x > 0) return;
+  // By the last warp: the first ones have work if any has.
   const int others = static_cast<int>(p.wide_blocks * gridDim.y * gridDim.z) - 1;
-  if (atomicAdd(p.counts + 3, 1) != others) return;
-  for (int i = 0; i < 4; ++i) p.counts[i] = 0;
+  if (threadIdx.x == kThreads - 1 && atomicAdd(p.counts + 4, 1) == others) {
+    for (int i = 0; i < kCounters; ++i) p.counts[i] = 0;
+  }
+  return pieces;
 }
 
 // use(work, item) for this thread's items: those of its warp in a wide block, one of its group
@@ -151,7 +158,7 @@ __device__ __forceinline__ void for_each_item(const P& p, const Use& use) {
   int4 item = make_int4(-1, 0, 0, -1);
   int at = 0, end = 1;
   if (wide) {
-    at = block * kWarps + threadIdx.x / 32, end = listed_pieces(p, row_blocks);
+    at = block * kWarps + threadIdx.x / 32, end = listed_pieces<kThreads>(p, row_blocks);
   } else {
     item = row_of_group<kLanes, kThreads>(p);
   }
@@ -159,7 +166,6 @@ __device__ __forceinline__ void for_each_item(const P& p, const Use& use) {
     use(work, wide ? __ldcg(p.items + at) : item);
     if (!wide) break;
   }
-  if (wide) reset_counts(p);
 }
 
 }  // namespace direct
