@@ -42,7 +42,7 @@ from sparsetile.kernels import KERNELS
 from tools.digest import strip_cuda
 from tools.mutant_runner import Job
 from tools.mutations import MUTATIONS, SUITES, Mutation
-from tools.parts import changed_parts, part_digests
+from tools.parts import part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
 __all__ = [
@@ -58,7 +58,7 @@ __all__ = [
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "mutations.json"
-LEAST = 40  # mutations that a record must have
+LEAST = 150  # mutations that a record must have
 TEST_SECONDS = 45.0  # a test takes a second or two, compiling included; longer is a hang
 JOB_SECONDS = 240.0
 # Outcomes that count as noticed; "survived" and "invalid" are the others.
@@ -151,10 +151,10 @@ def compile_mutant(mutation: Mutation) -> str:
     """
     with tempfile.TemporaryDirectory() as folder:
         tree = apply(mutation, Path(folder) / "cuda")
-        first = mutation.kernel or SUITES[mutation.suite].kernel
-        names = sorted(kernels_with(mutation.file), key=lambda name: name != first)
-        for spec in (KERNELS[name] for name in names if mutation.kernel in ("", name)):
-            wanted = SUITES[mutation.suite].constant
+        suite = SUITES[mutation.suite]
+        names = sorted(kernels_with(mutation.file), key=lambda name: name != suite.kernel)
+        for spec in map(KERNELS.__getitem__, names):
+            wanted = suite.constant
             configs = [each for each in spec.configs() if not wanted or each.get(wanted)]
             for config in random.Random(0).sample(configs, min(TRIED, len(configs))):
                 source = spec.source(config)
@@ -196,7 +196,7 @@ def _jobs(chosen: Sequence[Mutation], folder: Path) -> list[Job]:
     for number, mutation in enumerate(chosen):
         place = folder / f"mutant-{number}"
         tree = apply(mutation, folder / f"tree-{number}")
-        first = known.get(_key({name: getattr(mutation, name) for name in _SHOWN}), "")
+        first = known.get(_key(_facts(mutation)), "")
         found.append(job(f"{number} {mutation.name}", mutation.suite, place, str(tree), first))
     return found
 
@@ -283,7 +283,7 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
             note(f"mutate: {mutation.name}: {outcome}\n{log}")
         entries.append(
             {
-                **{name: getattr(mutation, name) for name in _SHOWN},
+                **_facts(mutation),
                 "outcome": outcome,
                 "test": result.get("test", ""),
                 "error": result.get("error", ""),
@@ -307,31 +307,15 @@ def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
     }
 
 
-_SHOWN = ("file", "before", "after", "breaks", "suite", "equivalent")
+_SHOWN = ("file", "before", "after", "breaks", "suite")
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(entry.get(name, "")) for name in _SHOWN)
 
 
-def settled(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return the entries of a record of the current code with the expected outcome."""
-    record, problems = read_proof(path, SCHEMA, "")
-    if problems or changed_parts(record):
-        return {}
-    entries = record.get("mutations", [])
-    wanted = {_key({name: getattr(each, name) for name in _SHOWN}) for each in MUTATIONS}
-    right = [e for e in entries if (e["outcome"] in NOTICED) != bool(e.get("equivalent"))]
-    return {_key(entry): entry for entry in right if _key(entry) in wanted}
-
-
-def with_settled(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the record with the settled entries of ``path`` that were not run again."""
-    ran = {_key(entry) for entry in record["mutations"]}
-    kept = [entry for key, entry in settled(path).items() if key not in ran]
-    entries = sorted([*kept, *record["mutations"]], key=_key)
-    counts = dict(sorted(Counter(entry["outcome"] for entry in entries).items()))
-    return {**record, "counts": counts, "mutations": entries}
+def _facts(mutation: Mutation) -> dict[str, str]:
+    return {name: getattr(mutation, name) for name in _SHOWN}
 
 
 def check_mutations(path: str | os.PathLike[str]) -> list[str]:
@@ -354,16 +338,14 @@ def check_mutations(path: str | os.PathLike[str]) -> list[str]:
     if len(entries) < LEAST:
         problems.append(f"{path}: holds {len(entries)} mutations, {LEAST} are the least; {again}")
     found = {_key(entry) for entry in entries}
-    wanted = {_key({name: getattr(each, name) for name in _SHOWN}) for each in MUTATIONS}
+    wanted = {_key(_facts(each)) for each in MUTATIONS}
     if found != wanted:
         problems.append(f"{path}: tools/mutations.py changed since it was written; {again}")
     for entry in entries:
-        noticed = entry["outcome"] in NOTICED
-        if noticed == bool(entry.get("equivalent")):
-            prefix = "is called equivalent and" if noticed else ""
+        if entry["outcome"] not in NOTICED:
             problems.append(
                 f"{path}: {entry.get('file')}: {entry.get('before')!r} -> {entry.get('after')!r} "
-                f"{prefix} {entry['outcome']}".replace("  ", " ")
+                f"{entry['outcome']}"
             )
     return problems
 
@@ -393,26 +375,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=int, default=6, help="processes at a time")
     parser.add_argument("--out", type=Path, help="write DIR/<gpu>/mutations.json")
     parser.add_argument("--compile", action="store_true", help="compile every mutant; no GPU")
-    parser.add_argument(
-        "--rest", type=Path, metavar="RECORD",
-        help="only what this record of today's code does not settle; the rest is kept",
-    )  # fmt: skip
     asked = parser.parse_args(list(arguments))
     chosen = [mutation for mutation in MUTATIONS if asked.only in mutation.name]
-    if asked.rest is not None:
-        done = settled(asked.rest)
-        chosen = [m for m in chosen if _key({n: getattr(m, n) for n in _SHOWN}) not in done]
     try:
         if not chosen:
             raise value_error(
-                "mutate", "--only", "part of the name of a mutation that is still to run",
-                repr(asked.only), "Omit it for all",
+                "mutate", "--only", "part of the name of a mutation", repr(asked.only),
+                "Omit it for all",
             )  # fmt: skip
         if asked.compile:
             return _compile_all(chosen, asked.parallel)
         record = collect(chosen, asked.parallel)
-        if asked.rest is not None:
-            record = with_settled(record, asked.rest)
     except ValueError as error:
         note(f"mutate: error: {error}")
         return 2
@@ -439,12 +412,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         folder = asked.out or ROOT / "results"
         note(f"mutate: wrote {write_json(record, folder / record['gpu']['slug'] / RECORD_NAME)}")
-    bad = [
-        entry
-        for entry in record["mutations"]
-        if (entry["outcome"] in NOTICED) == bool(entry["equivalent"])
-    ]
-    return 1 if bad else 0
+    return int(any(entry["outcome"] not in NOTICED for entry in record["mutations"]))
 
 
 if __name__ == "__main__":
