@@ -105,11 +105,6 @@ def checker(tool: str) -> Checker:
 
     racecheck checks only shared memory, so it gets the kernels that use it. Kernels that build a
     format belong to no system; the products launch them too.
-
-    Parameters
-    ----------
-    tool : str
-        One of ``TOOLS``.
     """
     watched = {name for name, spec in KERNELS.items() if spec.shared_memory or tool != "racecheck"}
     return Checker(
@@ -120,13 +115,7 @@ def checker(tool: str) -> Checker:
 
 
 def find_tool() -> tuple[str, str]:
-    """Return the path of compute-sanitizer and its version.
-
-    Raises
-    ------
-    ValueError
-        It is not on the path, or does not start.
-    """
+    """Return the path of compute-sanitizer and its version."""
     path = shutil.which(PROGRAM)
     got = "nothing of that name on PATH"
     if path is not None:
@@ -390,38 +379,11 @@ def run_checkers(
 ) -> Iterator[tuple[str, dict[str, Any] | RuntimeError]]:
     """Run tools over the products, their parts in parallel; yield the result of each tool.
 
-    Parameters
-    ----------
-    root : Path
-        Source checkout, for the matrices of its contract tests.
-    tools : sequence of str
-        Of ``TOOLS``.
-    limit : float
-        Seconds for each tool, after which all of them together are stopped.
-    device : str
-        Where the products run.
-    matrices : str
-        Names from the contract suites, joined by commas; all of them when empty.
-    folder : Path, optional
-        Folder of the record; each GPU has a folder in it. Parts that end before the limit are
-        stored there and not run again. None: nothing is stored.
-
-    Yields
-    ------
-    str
-        The tool.
-    dict or RuntimeError
-        Its entry of the record: ``date``, ``version``, ``kernels``, ``systems``, ``left_out``
-        (types of a system that the tool cannot run), ``matrices``, ``products``, ``errors``,
-        ``elsewhere`` (initcheck's reports of kernels that are not ours), ``log`` (its first lines,
-        if there are errors), ``seconds`` (sum over all parts), ``exit``. Or why
-        there is none: it was stopped at the limit, it gave no summary, or the products failed or
-        did not run.
-
-    Raises
-    ------
-    ValueError
-        compute-sanitizer is not there.
+    ``limit`` is the seconds for each tool, after which all of them together are stopped.
+    ``matrices`` are names from the contract suites, all when empty. In ``folder``, that of the
+    record, parts that end before the limit are stored and not run again. A result is the tool's
+    entry of the record, or why there is none: it was stopped at the limit, it gave no summary, or
+    the products failed or did not run.
     """
     program, version = find_tool()
     seconds = limit * len(tools)
@@ -453,13 +415,7 @@ def run_checkers(
 
 
 def run_checker(root: Path, tool: str, **how: Any) -> dict[str, Any]:
-    """Run one tool over the products and return its entry of the record (:func:`run_checkers`).
-
-    Raises
-    ------
-    RuntimeError
-        There is none.
-    """
+    """Run one tool over the products and return its entry of the record (:func:`run_checkers`)."""
     ((_, found),) = run_checkers(root, [tool], **how)
     if isinstance(found, RuntimeError):
         raise found

@@ -154,15 +154,7 @@ def collect(
 ) -> dict[str, Any]:
     """Compile jobs on several threads and return the record.
 
-    Parameters
-    ----------
-    known : mapping, optional
-        Configurations that need no compiling, from :func:`unchanged`.
-
-    Raises
-    ------
-    RuntimeError
-        Some did not compile; the text has the first log.
+    Configurations in ``known``, from :func:`unchanged`, are not compiled again.
     """
     digests, begun = kernel_digests(), time.perf_counter()
     found: dict[str, dict[str, list[int]]] = dict(known or {})
@@ -237,13 +229,7 @@ def unlisted_spills(record: dict[str, Any]) -> list[str]:
 
 
 def check_compiled(path: str | os.PathLike[str]) -> list[str]:
-    """Return what is wrong with a compile record, one sentence each; empty when it is current.
-
-    Parameters
-    ----------
-    path : path-like
-        A file of ``results/compile``.
-    """
+    """Return what is wrong with a compile record, one sentence each; empty when it is current."""
     try:
         record = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:

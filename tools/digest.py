@@ -113,13 +113,7 @@ def _without_docstrings(text: str) -> str:
 
 @functools.lru_cache(maxsize=512)  # one process takes several digests of the same files
 def strip_python(text: str) -> str:
-    """Return Python source without what does not count.
-
-    Parameters
-    ----------
-    text : str
-        Source that Python 3.11 can parse.
-    """
+    """Return Python source without what does not count."""
     code, strings = _hide_strings(_without_docstrings(text), _PYTHON)
     lines = (_SPILLS_IN_LINE.sub("", line.rstrip()) for line in code.split("\n"))
     counting = (line for line in lines if line and not _ALLOWED_SPILLS.fullmatch(line))
@@ -128,13 +122,7 @@ def strip_python(text: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def strip_cuda(text: str) -> str:
-    """Return CUDA source without comments and without white space that separates nothing.
-
-    Parameters
-    ----------
-    text : str
-        Source of a ``.cu`` or ``.cuh`` file. Preprocessor directives keep their lines.
-    """
+    """Return CUDA source without comments and without white space that separates nothing."""
     code, strings = _hide_strings(text, _CUDA)
     code = code.replace("\\\n", " ")
     parts: list[str] = []
@@ -162,13 +150,7 @@ def digest_of(paths: Iterable[Path], root: Path) -> str:
 
 
 def code_files(package: Path = PACKAGE) -> list[Path]:
-    """Return the files that :func:`code_digest` covers.
-
-    Parameters
-    ----------
-    package : Path
-        Folder of the package; this one by default.
-    """
+    """Return the files that :func:`code_digest` covers."""
     found = [
         path
         for folder in FOLDERS
@@ -180,11 +162,5 @@ def code_files(package: Path = PACKAGE) -> list[Path]:
 
 
 def code_digest(package: Path = PACKAGE) -> str:
-    """Return SHA-256 over names and code of everything between ``plan()`` and the launch.
-
-    Parameters
-    ----------
-    package : Path
-        Folder of the package; this one by default.
-    """
+    """Return SHA-256 over names and code of everything between ``plan()`` and the launch."""
     return digest_of(code_files(package), package)

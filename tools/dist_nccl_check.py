@@ -396,10 +396,7 @@ def checks(
 ) -> Iterator[dict[str, Any]]:
     """Yield every check's lines; one that raises, or that comes too late, is a line too.
 
-    Parameters
-    ----------
-    last_start : float
-        ``time.monotonic()`` after which nothing begins.
+    Nothing begins after ``last_start``, by ``time.monotonic()``.
     """
     for check in CHECKS:
         lines = check(group, device, sizes)

@@ -39,25 +39,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass
 class Matrix:
-    """A in its container, and its entries.
+    """A in its container, and its entries."""
 
-    Attributes
-    ----------
-    A : object
-        The container.
-    rows, cols : array of int64 [entries]
-        Places in the container's own order of entries.
-    truth : CSR
-        Sorted, duplicates summed, on the host; float64 values or None.
-    exact : bool
-        Whether values must be small fractions, so that sums of duplicates are exact.
-    """
-
-    A: Any
-    rows: np.ndarray
+    A: Any  # the container
+    rows: np.ndarray  # places in the container's own order of entries, as cols
     cols: np.ndarray
-    truth: CSR
-    exact: bool
+    truth: CSR  # sorted, duplicates summed, on the host; float64 values or None
+    exact: bool  # whether values must be small fractions: sums of duplicates are exact
 
 
 def _places(case: Case, rng: np.random.Generator) -> np.ndarray:

@@ -54,11 +54,8 @@ def rectified(x: Tensor, absolute: bool) -> Tensor:
 class Subject:
     """A layer with its tensors, as the case says.
 
-    Attributes
-    ----------
-    smooth : bool
-        Whether gradients of float32 have a bound: the layer has no ReLU, maximum or softmax, whose
-        gradients change by more than rounding if a sum is 0 or two messages are equal.
+    ``smooth``: gradients of float32 have a bound, because the layer has no ReLU, maximum or
+    softmax, whose gradients change by more than rounding if a sum is 0 or two messages are equal.
     """
 
     smooth = True

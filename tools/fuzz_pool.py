@@ -122,22 +122,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Work:
-    """What processes run.
+    """What processes run."""
 
-    Attributes
-    ----------
-    tool : str
-        Module of ``tools`` whose ``worker`` runs cases.
-    device : str
-    draw : callable (seed, number) -> case
-    words : tuple of str
-        What ``worker`` gets besides device, seed, first number, end, and whether it is alone.
-    """
-
-    tool: str
+    tool: str  # module of ``tools`` whose ``worker`` runs cases
     device: str
-    draw: Callable[[int, int], AnyCase]
-    words: tuple[str, ...] = ()
+    draw: Callable[[int, int], AnyCase]  # seed, number -> case
+    words: tuple[str, ...] = ()  # what ``worker`` gets at the end
 
     def command(self, seed: int, first: int, until: float, alone: bool) -> list[str]:
         words = (self.device, str(seed), str(first), f"{until:.3f}", str(int(alone)), *self.words)

@@ -20,15 +20,7 @@ __all__ = ["GpuTests"]
 
 
 class GpuTests:
-    """The tests of a checkout.
-
-    Parameters
-    ----------
-    root : Path
-        The checkout.
-    package : Path
-        Folder of the package; this one by default.
-    """
+    """The tests of a checkout."""
 
     def __init__(self, root: Path, package: Path = PACKAGE) -> None:
         self._root, self._package = root, package

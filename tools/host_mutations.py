@@ -81,34 +81,16 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Place:
-    """One change of one file.
+    """One change of one file."""
 
-    Attributes
-    ----------
-    file, function : str
-        Path from the package's folder on; qualified name of the function.
-    number : int
-        Of the places of the file, in their order.
-    kind : str
-        What sort of change.
-    line : int
-        First line of the node that changes.
-    lines : tuple of int
-        Lines of its statement: a test that runs none of them cannot notice the change.
-    span : tuple of int
-        First and last line of the function.
-    change : str
-        The code before and after.
-    """
-
-    file: str
-    function: str
-    number: int
+    file: str  # path from the package's folder on
+    function: str  # qualified name
+    number: int  # of the places of the file, in their order
     kind: str
     line: int
-    lines: tuple[int, ...]
-    span: tuple[int, int]
-    change: str
+    lines: tuple[int, ...]  # of its statement: a test that runs none of them cannot notice
+    span: tuple[int, int]  # first and last line of the function
+    change: str  # the code before and after
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -295,15 +277,7 @@ def _found(tree: ast.Module) -> list[_Found]:
 
 
 def places(path: Path, package: Path) -> list[Place]:
-    """Return all changes of a file that can be drawn.
-
-    Parameters
-    ----------
-    path : Path
-        A file of Python code.
-    package : Path
-        Folder from which its name is counted.
-    """
+    """Return all changes of a file that can be drawn."""
     file = path.relative_to(package).as_posix()
     return [
         Place(file, each.function, number, each.kind, each.line, each.lines, each.span, each.change)
@@ -320,17 +294,7 @@ def mutant(place: Place, package: Path) -> CodeType:
 
 
 def draw(folder: Path, package: Path, count: int, seed: int) -> list[Place]:
-    """Draw places of the files of a folder: of each kind as many, as far as there are any.
-
-    Parameters
-    ----------
-    folder : Path
-        Files of it and of the folders in it are drawn from.
-    package : Path
-        Folder from which names of files are counted.
-    count, seed : int
-        How many, and which.
-    """
+    """Draw places of the files of a folder: of each kind as many, as far as there are any."""
     seen: Counter[tuple[str, ...]] = Counter()
     waiting: dict[str, list[tuple[str, Place]]] = {}
     for path in sorted(folder.rglob("*.py")):

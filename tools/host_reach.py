@@ -40,27 +40,13 @@ _CHILD = (
 
 @dataclass(frozen=True)
 class Checkout:
-    """Code to break and its tests.
+    """Code to break and its tests."""
 
-    Attributes
-    ----------
-    root : Path
-        Folder with ``src/<name>`` and ``tests``.
-    name : str
-        The package.
-    packages : tuple of str
-        Folders of the package that are broken; each has its tests in a folder of that name.
-    others : tuple of str
-        Further files of tests.
-    warm : tuple of str
-        Modules that its code and tests import from elsewhere.
-    """
-
-    root: Path = ROOT
+    root: Path = ROOT  # folder with ``src/<name>`` and ``tests``
     name: str = "sparsetile"
-    packages: tuple[str, ...] = HOST_PACKAGES
-    others: tuple[str, ...] = OTHER_TESTS
-    warm: tuple[str, ...] = PRELOAD
+    packages: tuple[str, ...] = HOST_PACKAGES  # broken; each has its tests in a folder of its name
+    others: tuple[str, ...] = OTHER_TESTS  # further files of tests
+    warm: tuple[str, ...] = PRELOAD  # modules that code and tests import from elsewhere
 
     @property
     def package(self) -> Path:
@@ -154,10 +140,7 @@ def log_tail(job: HostJob) -> str:
 def reach_of_tests(checkout: Checkout, folder: Path, kept: Path, parallel: int) -> Reach:
     """Run every file of tests on the code as it is; return which lines each test runs.
 
-    Raises
-    ------
-    RuntimeError
-        Tests fail on the code as it is.
+    Raise RuntimeError if tests fail on the code as it is.
     """
     files = [path.relative_to(checkout.package).as_posix() for path in checkout.files]
     code = b"".join(path.read_bytes() for path in checkout.files)

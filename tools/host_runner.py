@@ -45,34 +45,16 @@ FIRST = 12
 
 @dataclass(frozen=True)
 class HostJob:
-    """One run of pytest.
+    """One run of pytest."""
 
-    Attributes
-    ----------
-    name : str
-        For messages.
-    root : str
-        Folder to run in.
-    code : str
-        File with a mutant's code as ``tools/mutant_import.py`` reads it; empty for none.
-    files : list of str
-        If there are any, note which lines of these files each test runs.
-    tests : list of str
-        Tests in the order to run them, or one file of tests.
-    folder : str
-        Where the job writes ``result.json``, ``progress.json``, ``log.txt`` and temporary files.
-    test_limit, limit : float
-        Seconds that one test, and the whole job, may take.
-    """
-
-    name: str
-    root: str
-    code: str
-    files: list[str]
-    tests: list[str]
-    folder: str
-    test_limit: float
-    limit: float
+    name: str  # for messages
+    root: str  # folder to run in
+    code: str  # a mutant, as ``tools/mutant_import.py`` reads it; empty for none
+    files: list[str]  # if any, note which of their lines each test runs
+    tests: list[str]  # in the order to run them, or one file of tests
+    folder: str  # where the job writes all its files
+    test_limit: float  # seconds of one test
+    limit: float  # seconds of the whole job
 
 
 @dataclass(eq=False)

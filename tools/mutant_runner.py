@@ -34,40 +34,18 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Job:
-    """One run of pytest.
+    """One run of pytest."""
 
-    Attributes
-    ----------
-    name : str
-        For messages.
-    root : str
-        Folder to run in.
-    tree : str
-        Device tree that replaces the package's; empty for the package's own.
-    tests : list of str
-        pytest arguments: files and options.
-    systems : list of str
-        Of tests with a parameter ``system``, only those of these systems run; all when empty.
-    leave_out : str
-        Tests whose id this regular expression finds do not run.
-    folder : str
-        Where the job writes ``result.json``, ``progress.json``, ``log.txt`` and its kernel cache.
-    test_limit, limit : float
-        Seconds that one test, and the whole job, may take.
-    first : str
-        Id of the test to run before all others, if it is among them.
-    """
-
-    name: str
-    root: str
-    tree: str
-    tests: list[str]
-    systems: list[str]
-    leave_out: str
-    folder: str
-    test_limit: float
-    limit: float
-    first: str = ""
+    name: str  # for messages
+    root: str  # folder to run in
+    tree: str  # replaces the package's device tree; empty for its own
+    tests: list[str]  # pytest arguments: files and options
+    systems: list[str]  # of tests with a parameter ``system`` only these run; all if empty
+    leave_out: str  # regular expression of ids of tests that do not run
+    folder: str  # where the job writes its files and its kernel cache
+    test_limit: float  # seconds of one test
+    limit: float  # seconds of the whole job
+    first: str = ""  # test to run before all others, if it is among them
 
 
 class AnyJob(Protocol):

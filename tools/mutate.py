@@ -73,13 +73,7 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
 def mutated(mutation: Mutation, tree: Path = DEVICE_TREE) -> str:
-    """Return the text of the mutation's file with the mutation applied.
-
-    Raises
-    ------
-    ValueError
-        The fragment is not in the file exactly once, or only a comment would change.
-    """
+    """Return the text of the mutation's file with the mutation applied."""
     path = tree / mutation.file
     text = path.read_text() if path.is_file() else ""
     count = text.count(mutation.before)
@@ -106,13 +100,7 @@ def apply(mutation: Mutation, folder: Path, tree: Path = DEVICE_TREE) -> Path:
 
 
 def kernels_with(file: str) -> list[str]:
-    """Return the kernels whose source is ``file`` or includes it, directly or not.
-
-    Parameters
-    ----------
-    file : str
-        Path from the device tree on.
-    """
+    """Return the kernels whose source is ``file`` or includes it, directly or not."""
 
     def included(name: str, seen: set[str]) -> set[str]:
         if name not in seen:
@@ -139,15 +127,7 @@ def _original(source: KernelSource) -> bytes:
 def compile_mutant(mutation: Mutation) -> str:
     """Compile kernels that include the mutated file until the code of one differs.
 
-    Returns
-    -------
-    str
-        Label of the configuration whose code differs; empty if none of those tried does.
-
-    Raises
-    ------
-    Exception
-        The error of cuda.core if the mutant does not compile.
+    Return the label of that configuration; empty if none of those tried differs.
     """
     with tempfile.TemporaryDirectory() as folder:
         tree = apply(mutation, Path(folder) / "cuda")
@@ -245,20 +225,7 @@ def _must_pass(jobs: Sequence[Job], results: Sequence[dict[str, Any]]) -> None:
 
 
 def collect(chosen: Sequence[Mutation], parallel: int) -> dict[str, Any]:
-    """Run the suites, then the mutations, and return the record.
-
-    Parameters
-    ----------
-    chosen : sequence of Mutation
-        What to run; a record of part of ``MUTATIONS`` is not accepted by CI.
-    parallel : int
-        Processes at a time.
-
-    Raises
-    ------
-    RuntimeError
-        A suite fails without any mutation, or the code changed meanwhile.
-    """
+    """Run the suites, then the mutations, and return the record."""
     facts, digest, begun = machine_facts(), part_digests(), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -319,13 +286,7 @@ def _facts(mutation: Mutation) -> dict[str, str]:
 
 
 def check_mutations(path: str | os.PathLike[str]) -> list[str]:
-    """Return what is wrong with a record of the mutation run, one sentence each.
-
-    Parameters
-    ----------
-    path : path-like
-        A ``mutations.json``.
-    """
+    """Return what is wrong with a record of the mutation run, one sentence each."""
     again = "run `make mutate` on that GPU again"
     record, problems = read_proof(path, SCHEMA, again)
     if not record:

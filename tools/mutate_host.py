@@ -140,24 +140,7 @@ def _settled(path: Path, digests: Mapping[str, str]) -> dict[tuple[Any, ...], di
 def collect(
     places: Sequence[Place], checkout: Checkout, kept: Path, parallel: int = 1
 ) -> list[dict[str, Any]]:
-    """Run mutants and return an entry of the record for each.
-
-    Parameters
-    ----------
-    places : sequence of Place
-        What to change.
-    checkout : Checkout
-        The code and its tests.
-    kept : Path
-        Folder for the lines that tests run.
-    parallel : int
-        Processes at a time.
-
-    Raises
-    ------
-    RuntimeError
-        Tests fail without any change.
-    """
+    """Run mutants and return an entry of the record for each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reach = reach_of_tests(checkout, folder, kept, parallel)
@@ -209,13 +192,7 @@ def totals(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_host(path: str | os.PathLike[str]) -> list[str]:
-    """Return what is wrong with a record of this run, one sentence each; empty when it is right.
-
-    Parameters
-    ----------
-    path : path-like
-        A ``mutations_host.json``.
-    """
+    """Return what is wrong with a record of this run, one sentence each; empty when it is right."""
     again = "run `python -m tools.mutate_host` again"
     record, problems = read_proof(path, SCHEMA, again)
     if not record:

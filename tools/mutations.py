@@ -14,50 +14,24 @@ __all__ = ["MUTATIONS", "SUITES", "Mutation", "Suite"]
 
 @dataclass(frozen=True)
 class Suite:
-    """GPU tests that run against a mutation.
+    """GPU tests that run against a mutation."""
 
-    Attributes
-    ----------
-    tests : tuple of str
-        Files, those first that fail fastest.
-    systems : tuple of str
-        Of tests that every system runs, only those of these systems; all when empty.
-    leave_out : str
-        Regular expression of test ids that are slow and add nothing.
-    kernel : str
-        The kernel that ``--compile`` tries first.
-    constant : str
-        Of its configurations only those in which this is true; all when empty.
-    """
-
-    tests: tuple[str, ...]
-    systems: tuple[str, ...] = ()
-    leave_out: str = ""
-    kernel: str = ""
-    constant: str = ""
+    tests: tuple[str, ...]  # files, those first that fail fastest
+    systems: tuple[str, ...] = ()  # tests that every system runs, run for these; all when empty
+    leave_out: str = ""  # regular expression of tests that are slow and add nothing
+    kernel: str = ""  # the kernel that ``--compile`` tries first
+    constant: str = ""  # of its configurations only those in which this is true
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of one token.
+    """One change of one token."""
 
-    Attributes
-    ----------
-    file : str
-        Path from the device tree on.
-    before, after : str
-        A fragment that the file holds exactly once, and what replaces it.
-    breaks : str
-        What is wrong then.
-    suite : str
-        Key of ``SUITES``.
-    """
-
-    file: str
-    before: str
-    after: str
-    breaks: str
-    suite: str
+    file: str  # path from the device tree on
+    before: str  # a fragment that the file holds exactly once
+    after: str  # what replaces it
+    breaks: str  # what is wrong then
+    suite: str  # key of ``SUITES``
 
     @property
     def name(self) -> str:

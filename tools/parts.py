@@ -62,15 +62,7 @@ def _asked(text: str) -> tuple[set[tuple[int, str]], set[str], set[str], set[str
 
 
 class Sources:
-    """Files of a package and which of them each one names.
-
-    Parameters
-    ----------
-    package : Path
-        Folder of the package.
-    beside : Path, optional
-        A folder of Python code that uses the package, such as the tests.
-    """
+    """Files of a package and which of them each one names."""
 
     def __init__(self, package: Path, beside: Path | None = None) -> None:
         self.package = package
@@ -130,13 +122,7 @@ class Sources:
 
 
 def part_files(package: Path = PACKAGE) -> dict[str, set[Path]]:
-    """Return the files of each part by its name.
-
-    Parameters
-    ----------
-    package : Path
-        Folder of the package; this one by default.
-    """
+    """Return the files of each part by its name."""
     sources, covered = Sources(package), set(code_files(package))
     used: dict[str, set[Path]] = {}
     inside: set[Path] = set()
@@ -162,13 +148,7 @@ def part_files(package: Path = PACKAGE) -> dict[str, set[Path]]:
 
 
 def part_digests(package: Path = PACKAGE) -> dict[str, str]:
-    """Return SHA-256 over names and code of each part's files, by the part's name.
-
-    Parameters
-    ----------
-    package : Path
-        Folder of the package; this one by default.
-    """
+    """Return SHA-256 over names and code of each part's files, by the part's name."""
     return {name: digest_of(files, package) for name, files in part_files(package).items()}
 
 

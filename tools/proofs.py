@@ -75,13 +75,7 @@ def _age(path: Path, root: Path) -> Age:
 
 
 def ages(root: Path) -> list[Age]:
-    """Return the age of every proof of a checkout, with the missing ones.
-
-    Parameters
-    ----------
-    root : Path
-        Source checkout.
-    """
+    """Return the age of every proof of a checkout, with the missing ones."""
     results = root / "results"
     paths = [results / "cpu" / f"{name}.json" for name in RELEASE_ON_CPU]
     for path in sorted(results.glob("*/verify.json")):

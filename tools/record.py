@@ -110,30 +110,9 @@ def run_tests(
 ) -> tuple[dict[str, str], set[str]]:
     """Run the tests of a checkout in a process of their own; their output goes to stderr.
 
-    Parameters
-    ----------
-    root : Path
-        The checkout; its ``tests`` folder is run.
-    marker : str
-        pytest marker expression that selects the tests.
-    expression : str, optional
-        pytest ``-k`` expression that selects further.
-    kept : iterable of str
-        Tests that are not run.
-
-    Returns
-    -------
-    dict
-        Test id -> outcome.
-    set
-        All tests, with those of ``kept``.
-
-    Raises
-    ------
-    RuntimeError
-        pytest ended before it could report, for example because a test killed the process.
-    ValueError
-        pytest refused ``expression``.
+    Tests of ``kept`` are not run. Return the outcome of each test, and the ids of all, those of
+    ``kept`` too. Raise RuntimeError if pytest ended before it could report, for example because a
+    test killed the process, and ValueError if it refused ``expression``.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "outcomes.json"
@@ -172,13 +151,7 @@ def _failures(tests: Mapping[str, str]) -> list[str]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return the machine's entry of a record: GPU, driver and versions.
-
-    Raises
-    ------
-    ValueError
-        torch finds no GPU here.
-    """
+    """Return the machine's entry of a record: GPU, driver and versions."""
     if not torch.cuda.is_available():
         raise value_error(
             "verify", "machine", "one with a CUDA GPU that torch can use", "none",
@@ -210,13 +183,7 @@ def device_facts(device: str) -> dict[str, Any]:
 
 
 def _outcomes(record: Mapping[str, Any], tests: GpuTests) -> dict[str, tuple[str, frozenset[str]]]:
-    """Return the outcome of each test of a record, and the systems it belonged to.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError, AttributeError
-        The record does not list them as it should.
-    """
+    """Return the outcome of each test of a record, and the systems it belonged to."""
     if record["schema"] != SCHEMA:
         found = {
             name: (test["outcome"], tests.parts(name)) for name, test in record["tests"].items()
@@ -266,22 +233,9 @@ def collect(
 ) -> dict[str, Any]:
     """Run the tests marked ``gpu`` whose outcomes do not count, and return the record of all.
 
-    Parameters
-    ----------
-    root : Path
-        Source checkout.
-    earlier : iterable of Path
-        Folders that may have a record for this GPU. Outcomes of the first that has one are kept,
-        as far as they count and are of a machine like this one.
-    expression : str, optional
-        Run only the tests that match this ``-k`` expression. The record has no others.
-
-    Returns
-    -------
-    dict
-        Plain data, ready for JSON: ``schema``, ``date``, ``gpu``, ``driver``, ``torch``, ``cuda``,
-        ``nvrtc``, ``python``, ``parts`` (digests), ``dates`` (since when the parts' outcomes are of
-        these digests), ``ran`` and ``seconds`` of this run, ``counts``, ``tests``.
+    Outcomes of the first of the folders ``earlier`` that has a record for this GPU are kept, as far
+    as they count and are of a machine like this one. With an ``expression`` (pytest's ``-k``) only
+    the tests that match run, and the record has no others.
     """
     facts = machine_facts()
     before, tests, now = part_digests(), GpuTests(root), datetime.now(UTC).isoformat("T", "seconds")
@@ -317,13 +271,7 @@ def collect(
 
 
 def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path:
-    """Write ``record`` to ``folder/<gpu>/verify.json`` atomically.
-
-    Raises
-    ------
-    ValueError
-        No test of the record ran, so it would prove nothing.
-    """
+    """Write ``record`` to ``folder/<gpu>/verify.json`` atomically."""
     if record["counts"]["total"] == record["counts"]["skipped"]:
         raise value_error(
             "write_record", "record", "of at least one test that ran", "none",
@@ -370,12 +318,7 @@ def read_proof(
 def check_record(path: str | os.PathLike[str], there: Iterable[str] = ()) -> list[str]:
     """Return what is wrong with a record, one sentence each; empty when it is current.
 
-    Parameters
-    ----------
-    path : path-like
-        A ``verify.json``.
-    there : iterable of str
-        Tests marked ``gpu`` that must be in it, those of systems of the CPU aside.
+    ``there`` are the ids of tests that must be in it, those of systems of the CPU aside.
     """
     record, problems = read_proof(path, SCHEMA, _AGAIN)
     if not record:

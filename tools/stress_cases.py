@@ -33,23 +33,7 @@ DTYPES = {"float32": 4, "float16": 4, "bfloat16": 2, "float64": 1}
 
 @dataclass(frozen=True)
 class StressCase:
-    """One cold plan or graph. Fields that a subject does not use are drawn too.
-
-    Attributes
-    ----------
-    n, width : int
-        Width that is planned, and that of operands.
-    side : bool
-        Whether it is made on a stream of its own instead of the default one.
-    waits : bool
-        Whether everything is done on the GPU before threads begin.
-    dropped : bool
-        Whether the last reference is dropped, and the memory overwritten, while streams still run.
-    swapped : bool
-        Whether each thread makes a plan on its own stream, and the next thread uses it at once.
-    jobs : tuple of tuple of str
-        Jobs of each thread, in order.
-    """
+    """One cold plan or graph. Fields that a subject does not use are drawn too."""
 
     seed: int
     number: int
@@ -63,16 +47,16 @@ class StressCase:
     system: str
     order: str
     tune: str
-    n: int
-    width: int
+    n: int  # width that is planned
+    width: int  # of the operands
     updated: bool
     moved: str
-    side: bool
-    waits: bool
-    dropped: bool
-    swapped: bool
+    side: bool  # made on a stream of its own instead of the default one
+    waits: bool  # everything is done on the GPU before threads begin
+    dropped: bool  # last reference dropped, memory overwritten, while streams still run
+    swapped: bool  # each thread makes a plan on its own stream, the next one uses it
     pick: int
-    jobs: tuple[tuple[str, ...], ...]
+    jobs: tuple[tuple[str, ...], ...]  # of each thread, in order
 
     @property
     def replay(self) -> str:

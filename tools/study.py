@@ -97,20 +97,12 @@ def find_order(csr: CSR, name: str) -> Order | None:
 
 
 class Case:
-    """One matrix on the device, with results that several experiments share.
-
-    Attributes
-    ----------
-    order : str
-        Row order of the experiments that use only one.
-    wrong : list of str
-        Products that were too far from csr's.
-    """
+    """One matrix on the device, with results that several experiments share."""
 
     def __init__(self, name: str, csr: CSR, device: torch.device, order: str = "identity") -> None:
         self.name, self.order, self.device = name, order, device
         self.host, self.csr = csr, csr.to(device)
-        self.wrong: list[str] = []
+        self.wrong: list[str] = []  # products that were too far from csr's
         self._orders: dict[str, Order] = {}
         self._perms: dict[str, Tensor | None] = {}
         self._counts: dict[tuple[str, int], Counts] = {}
@@ -272,12 +264,8 @@ def run_experiments(
 ) -> tuple[int, Found]:
     """Run experiments on matrices, write the record after each, and return exit code and record.
 
-    Parameters
-    ----------
-    asked : argparse.Namespace
-        data, out, matrices, order, time_limit and commit, as ``main`` parses them.
-    generated : mapping, optional
-        Experiments that need no matrix; each returns what was wrong under ``wrong``.
+    ``asked`` has data, out, matrices, order, time_limit and commit. Experiments in ``generated``
+    need no matrix; each returns what was wrong under ``wrong``.
     """
     if not 0 < asked.time_limit < math.inf:
         raise value_error(

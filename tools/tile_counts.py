@@ -37,22 +37,12 @@ _CHUNK_ENTRIES = 8_000_000
 
 @dataclass(frozen=True)
 class Counts:
-    """Windows and tiles of a matrix under one row order.
-
-    Attributes
-    ----------
-    rows, nnz : int
-        Of the matrix.
-    pairs : dict of int to int
-        Distinct (window, column) pairs that hold an entry, by height of the window.
-    tiles : dict of int to int
-        Tiles of eight condensed columns, by height of the window.
-    """
+    """Windows and tiles of a matrix under one row order."""
 
     rows: int
     nnz: int
-    pairs: dict[int, int]
-    tiles: dict[int, int]
+    pairs: dict[int, int]  # distinct (window, column) pairs with an entry, by window height
+    tiles: dict[int, int]  # of eight condensed columns, by height of the window
 
     @property
     def nnz_per_tile(self) -> float:
@@ -62,21 +52,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of a format without the values, which are the same in every format.
+    """Bytes of a format without the values, which are the same in every format."""
 
-    Attributes
-    ----------
-    formula : str
-        M rows, Z nonzeros, T8 tiles of 8x8, T16 tiles of 16x8.
-    source : str
-        Source of the arrays.
-    size : callable
-        Counts -> bytes.
-    """
-
-    formula: str
-    source: str
-    size: Callable[[Counts], int]
+    formula: str  # M rows, Z nonzeros, T8 tiles of 8x8, T16 tiles of 16x8
+    source: str  # of the arrays
+    size: Callable[[Counts], int]  # in bytes
 
 
 # 32-bit indices throughout, as all of these papers have.
@@ -128,14 +108,7 @@ def _chunks(csr: CSR, perm: torch.Tensor | None, most: int) -> Iterator[Sample]:
 def count_tiles(csr: CSR, perm: torch.Tensor | None = None, most: int = _CHUNK_ENTRIES) -> Counts:
     """Count pairs and tiles of a whole matrix on the host.
 
-    Parameters
-    ----------
-    csr : CSR
-        On the CPU.
-    perm : Tensor [M], optional
-        Row order; the given one when None.
-    most : int
-        Entries per chunk. Memory depends on it, the result does not.
+    Memory depends on ``most``, the entries counted at a time; the result does not.
     """
     pairs, tiles = dict.fromkeys(WINDOWS, 0), dict.fromkeys(WINDOWS, 0)
     for chunk in _chunks(csr, perm, most):
