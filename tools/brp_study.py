@@ -48,8 +48,6 @@ from tools.study import (
     with_random_values,
 )
 
-__all__ = ["BUILDS", "EXPERIMENTS", "MATRICES", "main", "summary"]
-
 # The core suite, the paper's matrices among it first.
 MATRICES = (
     "CoauthorCS", "PubMed", "CoauthorPhysics", "bcsstk32", "pkustk04", "ex11", "DD", "ogbl-ddi",

@@ -42,8 +42,6 @@ from sparsetile.layers.graph_attention import (
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
-__all__ = ["main", "matrix_names", "type_names"]
-
 # Rows of one element, odd ones, aligned ones, and those that take several slabs.
 WIDTHS = (1, 7, 32, 130, 257)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

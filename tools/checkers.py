@@ -38,20 +38,6 @@ from tools.child_processes import run_within, stop_all
 from tools.parts import part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
-__all__ = [
-    "RECORD_NAME",
-    "SCHEMA",
-    "TOOLS",
-    "Checker",
-    "check_checkers",
-    "checker",
-    "compile_kernels",
-    "find_tool",
-    "run_checker",
-    "run_checkers",
-    "write_checkers",
-]
-
 SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "checkers.json"
 PARTIAL_NAME = "checkers.partial.json"

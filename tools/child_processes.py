@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tools.record import one_thread_each
 
-__all__ = ["run_within", "stop_all"]
-
 # Running processes. Each leads its own session, which contains its child processes.
 _running: set[subprocess.Popen[bytes]] = set()
 

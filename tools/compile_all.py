@@ -38,24 +38,6 @@ from sparsetile.kernels import KERNELS, KernelSpec
 from tools.digest import strip_cuda
 from tools.record import ROOT, write_text
 
-__all__ = [
-    "FIELDS",
-    "FOLDER",
-    "SCHEMA",
-    "Job",
-    "as_text",
-    "check_compiled",
-    "collect",
-    "compile_job",
-    "jobs",
-    "kernel_digest",
-    "kernel_digests",
-    "main",
-    "record_path",
-    "unchanged",
-    "unlisted_spills",
-]
-
 SCHEMA = 1
 FOLDER = ROOT / "results" / "compile"
 # Recorded figures of each cubin, in this order.

@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["code_digest", "code_files", "digest_of", "strip_cuda", "strip_python"]
-
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
 # Everything between `plan()` and the launch. Row orders and the choice of a system are omitted:
 # every order and every choice gives a correct product, and the CPU tests run them.

@@ -53,8 +53,6 @@ from tools.fuzz_refusals import grouped, is_refusal
 from tools.parts import part_digests
 from tools.record import device_facts, read_proof, write_json
 
-__all__ = ["Outcome", "check_fuzz", "fuzz", "main", "try_case", "warm", "worker"]
-
 SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "fuzz.json"
 # Cases of each kind in a record that is committed.

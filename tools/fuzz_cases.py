@@ -14,8 +14,6 @@ from typing import TypeVar
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 
-__all__ = ["ACTIONS", "CASES_OF_A_SEED", "CONTAINERS", "Case", "draw"]
-
 Choice = TypeVar("Choice")
 
 # A case is known by one number, seed * CASES_OF_A_SEED + number.

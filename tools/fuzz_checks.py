@@ -32,8 +32,6 @@ from tools.fuzz_inputs import (
 from tools.fuzz_judge import Run, Wrong, compare, equal_bits
 from tools.fuzz_refusals import check_refusal, picked
 
-__all__ = ["GRADIENT_ERROR", "run_case", "settings"]
-
 # Gradients of float64 sums of at most 40 products of numbers of size 1, whatever their order.
 GRADIENT_ERROR = 1e-11
 

@@ -19,16 +19,6 @@ from torch import Tensor
 from sparsetile import CSR
 from tools.fuzz_cases import Case
 
-__all__ = [
-    "Matrix",
-    "change",
-    "dense",
-    "entry_values",
-    "make_matrix",
-    "rounded_to_type",
-    "torch_dtype",
-]
-
 
 def torch_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)

@@ -24,8 +24,6 @@ from sparsetile.systems import SYSTEMS
 from tools.fuzz_cases import Case
 from tools.fuzz_inputs import Matrix, dense, laid_out, make_matrix, torch_dtype
 
-__all__ = ["Run", "Wrong", "compare", "equal_bits"]
-
 # Systems that apply the epilogue with torch operations, each of which rounds a 16-bit result. The
 # unknown choice of spmm may be such a system.
 STEPWISE = ("auto", "cpu", "cusparse", "dense")

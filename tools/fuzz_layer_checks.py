@@ -24,8 +24,6 @@ from tools.fuzz_layer_models import SUBJECTS
 from tools.fuzz_layer_subjects import Named, Subject
 from tools.fuzz_layers import LayerCase
 
-__all__ = ["own_pyg", "run_layer_case"]
-
 # Roundings between x and the result: linear maps, normalised weights, products, biases.
 STEPS = 8
 _TF32 = 2.0**-10

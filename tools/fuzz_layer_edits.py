@@ -19,8 +19,6 @@ from sparsetile.nn import SparseLinear, clear_graph_cache
 from tools.fuzz_layer_models import MLP
 from tools.fuzz_layer_subjects import Subject
 
-__all__ = ["apply_edit"]
-
 
 def apply_edit(subject: Subject, what: str, how: str) -> None:
     """Change what the case says."""

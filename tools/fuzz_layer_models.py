@@ -20,8 +20,6 @@ from tools.fuzz_layer_subjects import GRAPH_SUBJECTS, Named, Subject, rectified
 from tools.fuzz_layers import LayerCase
 from tools.fuzz_refusals import is_refusal
 
-__all__ = ["MLP", "SUBJECTS"]
-
 MUST_BE_REFUSED = ("unknown mask", "unstructured mask")
 MAY_BE_REFUSED = ("hook", "pre-hook", "one module twice", "tied", "dropout", "own parameter")
 GATED = ("dropout", "own parameter")

@@ -20,8 +20,6 @@ from sparsetile import pyg
 from tools.fuzz_inputs import torch_dtype
 from tools.fuzz_layers import LayerCase
 
-__all__ = ["GRAPH_SUBJECTS", "Named", "Subject", "rectified"]
-
 Named = dict[str, Tensor]
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 
 from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
 
-__all__ = ["EDITS", "KINDS", "LAYERS", "LayerCase", "draw_case", "draw_layer", "has_pyg"]
-
 # Values of --kind, and the percentage of layers with "all".
 KINDS = ("all", "products", "layers")
 LAYERS_OF_ALL = {"cpu": 50, "cuda": 25}

@@ -23,8 +23,6 @@ from typing import Any, ClassVar, Protocol
 from tools.fuzz_cases import CASES_OF_A_SEED
 from tools.record import ROOT, one_thread_each
 
-__all__ = ["CASE_SECONDS", "AnyCase", "Outcome", "Tally", "Work", "run_in_processes"]
-
 # Seconds for one case. The first with a row order or a kernel compiles it.
 CASE_SECONDS = 60.0
 # A fresh interpreter that finds the tools and the package of this checkout.

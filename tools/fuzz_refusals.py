@@ -19,8 +19,6 @@ from sparsetile import Plan
 from sparsetile.core.errors import DataError, PlanFileError, UnsupportedError
 from tools.fuzz_cases import Case
 
-__all__ = ["REFUSALS", "check_refusal", "grouped", "is_refusal", "picked"]
-
 TYPES = (ValueError, TypeError, UnsupportedError, DataError, PlanFileError, FileNotFoundError)
 _SENTENCE = re.compile(r"[\w.]+: .+ must .+, got .*\. .+", re.DOTALL)
 

@@ -32,11 +32,6 @@ from sparsetile.nn.gcn import gcn_matrix
 from sparsetile.reorder import REORDERERS
 from tools.gnn_training import CLASSES, FEATURES, LABELS, PATHS, SETTINGS, train
 
-__all__ = [
-    "DTYPES", "EPOCHS", "GRAPHS", "GnnOutcome", "Selection", "geometric_means", "gnn_rows",
-    "loss_bound", "loss_differences", "run_gnn", "validate_training",
-]  # fmt: skip
-
 SCHEMA = 1
 # ``a|b`` means the first that exists.
 GRAPHS = (

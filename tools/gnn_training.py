@@ -30,9 +30,6 @@ from sparsetile.formats.values import round_tf32
 from sparsetile.intake import CSR
 from sparsetile.plan.planner import plan
 
-__all__ = ["CLASSES", "FEATURES", "LABELS", "PATHS", "SETTINGS", "Network", "Path", "Prepared",
-           "Setting", "Trained", "train"]  # fmt: skip
-
 FEATURES = 128
 CLASSES = 16
 # The labels are the classes that a GCN of random weights gives. With random labels, runs drift

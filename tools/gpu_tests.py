@@ -16,8 +16,6 @@ from pathlib import Path
 from tools.digest import PACKAGE
 from tools.parts import SHARED, SYSTEMS_FOLDER, Sources, part_files
 
-__all__ = ["GpuTests"]
-
 
 class GpuTests:
     """The tests of a checkout."""

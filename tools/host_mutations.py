@@ -21,8 +21,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["EQUIVALENT", "Place", "draw", "mutant", "places"]
-
 # Changes that no user could see, with the reason: (file, function, what was changed).
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (

@@ -24,8 +24,6 @@ from tools.mutant_import import RECORD
 from tools.parts import HOST_PACKAGES
 from tools.record import ROOT, one_thread_each, write_json
 
-__all__ = ["LEAST_EACH", "Checkout", "Reach", "log_tail", "reach_of_tests", "start"]
-
 LEAST_EACH = 12  # places that are drawn of each package
 # Of tests for each mutant, as they take while lines are noted: without that, about 40 s at most.
 TESTS_SECONDS = 80.0

@@ -31,8 +31,6 @@ import pytest
 from tools import mutant_import
 from tools.mutant_runner import Progress, run_jobs
 
-__all__ = ["PRELOAD", "HostJob", "main"]
-
 # What the package and its tests import, if it is installed. None of it imports the package.
 PRELOAD = (
     "torch", "numpy", "scipy.sparse", "scipy.io", "numba", "hypothesis", "safetensors.torch",

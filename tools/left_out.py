@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["FOLDER", "collected", "leave_out"]
-
 FOLDER = "SPARSETILE_LEFT_OUT"
 _NAME = "left_out.json"
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["QWEN_7B", "TINY", "Cache", "Decoder", "DecoderSize", "Rotary"]
-
 # Queries, keys and values -> output of attention; [batch, heads, tokens, width] each.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -28,8 +28,6 @@ from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
 from tools.llm_decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
 
-__all__ = ["PARTS", "LlmSelection", "run_llm", "validate_llm"]
-
 PARTS = ("layers", "prefill", "prefill-sparse", "decode")
 # Share of the attention's blocks that ``prefill-sparse`` keeps.
 _KEEP = 0.1

@@ -24,8 +24,6 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-__all__ = ["CODE", "LINES", "RECORD", "install"]
-
 CODE, LINES = "MUTANT_CODE", "MUTANT_LINES"
 # Number of the test, of the file, of the line.
 RECORD = struct.Struct("<IHH")

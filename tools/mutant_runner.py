@@ -25,8 +25,6 @@ from typing import Any, Protocol
 
 import pytest
 
-__all__ = ["Job", "Progress", "main", "run_jobs"]
-
 # Imported before the first fork. Each is slow to import and does not initialise CUDA.
 PRELOAD = ("torch", "numpy", "scipy.sparse", "sparsetile")
 POLL_SECONDS = 0.05

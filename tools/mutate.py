@@ -45,17 +45,6 @@ from tools.mutations import MUTATIONS, SUITES, Mutation
 from tools.parts import part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
 
-__all__ = [
-    "LEAST",
-    "RECORD_NAME",
-    "apply",
-    "check_mutations",
-    "collect",
-    "compile_mutant",
-    "kernels_with",
-    "main",
-]
-
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "mutations.json"
 LEAST = 150  # mutations that a record must have

@@ -47,8 +47,6 @@ from tools.host_runner import HostJob
 from tools.parts import HOST_PACKAGES, host_digests
 from tools.record import ROOT, device_facts, read_proof, write_json
 
-__all__ = ["LEAST", "RECORD_NAME", "check_host", "collect", "main"]
-
 SCHEMA = 1
 RECORD_NAME = "mutations_host.json"
 # What a record must hold: mutations in all, and the share of them that was noticed.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["MUTATIONS", "SUITES", "Mutation", "Suite"]
-
 
 @dataclass(frozen=True)
 class Suite:

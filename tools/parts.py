@@ -18,17 +18,6 @@ from typing import Any
 
 from tools.digest import PACKAGE, code_digest, code_files, digest_of, strip_python
 
-__all__ = [
-    "HOST_PACKAGES",
-    "LAYERS",
-    "SHARED",
-    "Sources",
-    "changed_parts",
-    "host_digests",
-    "part_digests",
-    "part_files",
-]
-
 SHARED, LAYERS = "shared", "layers"
 # Packages of host code that the mutation run breaks on the CPU.
 HOST_PACKAGES = ("plan", "cache", "nn", "dist", "tune", "pyg", "intake")

@@ -15,8 +15,6 @@ from typing import Any
 
 from tools.parts import changed_parts
 
-__all__ = ["RELEASE", "RELEASE_ON_CPU", "Age", "ages"]
-
 # Proofs of a release: on a CPU, and for each GPU that has a verify.json.
 RELEASE_ON_CPU = ("fuzz", "mutations_host")
 RELEASE = ("fuzz", "stress", "soak", "checkers", "mutations")

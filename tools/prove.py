@@ -47,8 +47,6 @@ from tools.record import ROOT, check_record, machine_facts, read_proof
 from tools.soak import check_soak
 from tools.stress import check_stress
 
-__all__ = ["PROOFS", "commands", "fresh", "lacking", "main", "release"]
-
 PROOFS = ("verify", "fuzz", "stress", "soak", "checkers")
 # Processes of the stress: more of them make a missing wait more visible, and each plan slower.
 STRESS_PROCESSES = 8

@@ -34,23 +34,6 @@ from tools.gpu_tests import GpuTests
 from tools.left_out import collected, leave_out
 from tools.parts import SHARED, changed_parts, part_digests
 
-__all__ = [
-    "RECORD_NAME",
-    "ROOT",
-    "SCHEMA",
-    "check_record",
-    "collect",
-    "counting",
-    "device_facts",
-    "machine_facts",
-    "one_thread_each",
-    "read_proof",
-    "run_tests",
-    "write_json",
-    "write_record",
-    "write_text",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = 3  # 3: a digest for each part of the code; 2 had one of all of it
 RECORD_NAME = "verify.json"

@@ -60,8 +60,6 @@ from tools.study import (
 )
 from tools.tile_counts import STORAGES, count_tiles
 
-__all__ = ["EXPERIMENTS", "MATRICES", "gcn_adjacency", "main"]
-
 # Table 1 of the paper, then matrices of other kinds.
 MATRICES = (
     "com-amazon", "ogbl-ddi", "DD", "amazon0505", "amazon0601", "Yeast", "OVCAR-8H", "YeastH",

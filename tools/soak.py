@@ -41,8 +41,6 @@ from sparsetile.systems import SYSTEMS
 from tools.parts import part_digests
 from tools.record import machine_facts, read_proof, write_json
 
-__all__ = ["RECORD_NAME", "SCHEMA", "check_soak", "main", "soak"]
-
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "soak.json"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

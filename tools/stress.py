@@ -54,8 +54,6 @@ from tools.record import device_facts, read_proof, write_json
 from tools.stress_cases import PLAN_JOBS, StressCase, draw
 from tools.stress_jobs import LOOSE, Operands, Subject, made
 
-__all__ = ["RECORD_NAME", "SCHEMA", "check_stress", "main", "try_case", "worker"]
-
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "stress.json"
 # What a committed record must cover.

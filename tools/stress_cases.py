@@ -10,8 +10,6 @@ from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from tools.fuzz_cases import CASES_OF_A_SEED
 
-__all__ = ["LAYERS", "PLAN_JOBS", "StressCase", "draw"]
-
 # Jobs on a plan, and how often.
 PLAN_JOBS = {
     "product": 3, "transpose": 3, "gradient": 3, "value gradient": 2, "mean": 2, "max": 2,

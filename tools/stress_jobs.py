@@ -18,8 +18,6 @@ from sparsetile import nn
 from tools.fuzz_inputs import torch_dtype
 from tools.stress_cases import StressCase
 
-__all__ = ["Operands", "Subject", "made"]
-
 # Relative error of layers that divide: a few roundings of sums of positive and negative terms.
 LOOSE = 64.0
 

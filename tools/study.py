@@ -40,20 +40,6 @@ from sparsetile.plan.variant import Variant
 from sparsetile.reorder import REORDERERS, Permutation
 from tools.record import machine_facts, write_json
 
-__all__ = [
-    "BUDGET",
-    "WRONG",
-    "Case",
-    "Found",
-    "cusparse_times",
-    "dtype_name",
-    "error_of",
-    "find_order",
-    "run_experiments",
-    "run_study",
-    "with_random_values",
-]
-
 SCHEMA = 1
 # Defaults of products.
 N, DTYPE = 128, torch.float16

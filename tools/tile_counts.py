@@ -25,8 +25,6 @@ from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 from tools.study import find_order
 
-__all__ = ["STORAGES", "WINDOWS", "Counts", "Storage", "count_tiles", "counted", "main"]
-
 # Heights of the windows in which distinct columns are counted; each divides the next.
 WINDOWS = (8, 16, 64)
 # Columns of a tile, in every format that has tiles.

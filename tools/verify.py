@@ -24,8 +24,6 @@ from sparsetile.core.errors import value_error
 from tools.checkers import TOOLS, compile_kernels, find_tool, run_checkers, write_checkers
 from tools.record import ROOT, collect, machine_facts, write_record
 
-__all__ = ["main"]
-
 
 def _verify(expression: str | None, folder: Path, everything: bool, as_json: bool) -> int:
     """Run the GPU tests whose outcomes do not count, and write the record of all."""

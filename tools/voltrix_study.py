@@ -41,8 +41,6 @@ from sparsetile.systems.voltrix.cost import COPY_SHARE
 from sparsetile.tune.fit import fit_readings, readings_of, with_window_tiles
 from tools.study import BUDGET, Case, Found, dtype_name, run_experiments, run_study
 
-__all__ = ["EXPERIMENTS", "MATRICES", "main", "overlap_rate"]
-
 MATRICES = (
     "ogbl-ddi", "DD", "pkustk04", "bcsstk32", "ex11", "std1_Jac3", "viscorocks", "kim1",
     "3D_51448_3D", "gupta2", "web-NotreDame", "CoauthorPhysics",
