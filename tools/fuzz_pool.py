@@ -2,26 +2,42 @@
 
 A case that hangs, or crashes its process, is a failure like any other: a new process continues with
 the next case. A process prints the number of each case it begins, and its outcome, so that its
-results count even if it crashes.
+results count even if it crashes. Below that is what these tools and ``tools.soak`` share: their
+options, and records of what ran.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
+
+import sparsetile as st
+from sparsetile.cli.console import note
+from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.reorder import REORDERERS
+from sparsetile.systems import SYSTEMS
+from sparsetile.systems.registry import exact_system
 from tools.fuzz_cases import CASES_OF_A_SEED
-from tools.record import ROOT, one_thread_each
+from tools.fuzz_judge import Wrong
+from tools.fuzz_refusals import grouped, is_refusal
+from tools.parts import part_digests
+from tools.record import ROOT, device_facts, one_thread_each, read_proof, write_json
 
 # Seconds for one case. The first with a row order or a kernel compiles it.
 CASE_SECONDS = 60.0
@@ -41,6 +57,8 @@ class AnyCase(Protocol):
     def seed(self) -> int: ...
     @property
     def number(self) -> int: ...
+    @property
+    def device(self) -> str: ...
     @property
     def system(self) -> str: ...
     @property
@@ -238,3 +256,127 @@ def emptied(folder: Path) -> None:
     """Remove the files of cases."""
     for path in folder.iterdir():
         path.unlink()
+
+
+def described(error: BaseException) -> str:
+    """The error with the last line outside of installed packages that it passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "site-packages" not in frame.filename]
+    place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+    return f"{type(error).__name__}{place}: {' '.join(str(error).split())[:300]}"
+
+
+def judged(case: AnyCase, run: Callable[[], tuple[str, str]], may_refuse: bool = True) -> Outcome:
+    """Run a case, which returns its system and what it refused, and judge its error."""
+    try:
+        system, refused = run()
+        return Outcome(case, system, refused=refused)
+    except Wrong as error:
+        return Outcome(case, case.system, wrong=str(error))
+    except UnsupportedError as error:
+        # Only a system that was chosen by name may reject the case.
+        named = may_refuse and case.system not in ("auto", exact_system(case.device).name)
+        if named and is_refusal(error):
+            return Outcome(case, case.system, refused=grouped(error, case.system))
+        return Outcome(case, case.system, wrong=described(error))
+    except Exception as error:
+        return Outcome(case, case.system, wrong=described(error))
+
+
+def warm(device: str, turn: int, say: Callable[[str], None]) -> None:
+    """Compile row orders, each process another one first; the cache on disk is shared."""
+    rows = torch.arange(300).repeat_interleave(8)
+    A = (torch.stack([rows, (rows * 7 + torch.arange(2400) % 8 * 31) % 300]), None, (300, 300))
+    names = sorted(REORDERERS)
+    for k in range(len(names)):
+        with contextlib.suppress(UnsupportedError):
+            st.plan(A, 8, reorder=names[(turn + k) % len(names)], device=device)
+        say(names[(turn + k) % len(names)])
+
+
+def print_outcomes(
+    device: str, seed: int, cases: Callable[[Callable[[int], None]], Iterable[Outcome]]
+) -> None:
+    """Print what :class:`_Seed` reads; ``cases`` calls its argument when a case begins."""
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints
+
+    def say(**facts: Any) -> None:
+        messages.write(json.dumps(facts) + "\n")
+
+    if device == "cuda":
+        say(compiled="imports")
+        warm(device, seed, lambda name: say(compiled=name))
+    for outcome in cases(lambda number: say(case=number)):
+        say(case=outcome.case.number, system=outcome.system, wrong=outcome.wrong,
+            refused=outcome.refused)  # fmt: skip
+        if outcome.wrong and device == "cuda":
+            torch.cuda.synchronize()  # raises if the context is lost: a new process continues
+
+
+def check_usage(tool: str, asked: argparse.Namespace, **least: int) -> None:
+    """Refuse a device that is not there, and numbers that are too small."""
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise value_error(
+            tool, "--device", "a device of this machine", "cuda where there is no GPU",
+            "Use --device cpu",
+        )  # fmt: skip
+    if not 0 < asked.seconds < math.inf:
+        raise value_error(tool, "--seconds", "a number above 0", asked.seconds, "Omit it")
+    for name, bound in least.items():
+        value = getattr(asked, name)
+        if value is not None and value < bound:
+            raise value_error(tool, f"--{name}", f"{bound} or more", value, "Omit it")
+
+
+def proof(
+    tool: str, schema: int, asked: argparse.Namespace, run: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Run a tool, and write what it found if ``asked.out`` is given."""
+    facts, digest = device_facts(asked.device), part_digests()
+    found = run()
+    if part_digests() != digest:
+        raise value_error(tool, "the code", "left as it is meanwhile", "a change", "Run it again")
+    if asked.out is not None:
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        head = {"schema": schema, "date": date, **facts, "device": asked.device, "parts": digest}
+        folder = facts["gpu"]["slug"] if asked.device == "cuda" else "cpu"
+        note(f"{tool}: wrote {write_json(head | found, asked.out / folder / f'{tool}.json')}")
+    return found
+
+
+def read_run(
+    path: str | os.PathLike[str], tool: str, schema: int, forms: Mapping[str, Any],
+    fewest: Mapping[str, int],
+) -> tuple[dict[str, Any], list[str], str]:  # fmt: skip
+    """Return a record, empty if it has other fields than ``forms``, what is wrong, and a remedy."""
+    again = f"run `python -m tools.{tool}` on that GPU again"
+    record, problems = read_proof(path, schema, again)
+    if not record:
+        return {}, problems, again
+    if not all(isinstance(record.get(name), form) for name, form in forms.items()):
+        return {}, [f"{path}: does not count {', '.join(forms)}; {again}"], again
+    for name, least in fewest.items():
+        if record[name] < least:
+            problems.append(f"{path}: {record[name]} {name}, fewer than {least}; {again}")
+    able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
+    missing = sorted(able - set(record["systems"]))
+    if missing or not able:
+        problems.append(f"{path}: no product of {', '.join(missing) or 'any system'}; {again}")
+    return record, problems, again
+
+
+def run_tool(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    run: Callable[[argparse.Namespace], int],
+) -> int:
+    """Run a tool with its arguments and return the exit code."""
+    try:
+        return run(parser.parse_args(list(arguments)))
+    except (ValueError, OSError) as error:
+        note(f"{parser.prog}: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        note(f"{parser.prog}: stopped")
+        return 130

@@ -15,17 +15,14 @@ import argparse
 import contextlib
 import gc
 import itertools
-import math
 import os
 import random
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +33,9 @@ import sparsetile as st
 from sparsetile import CSR, Plan
 from sparsetile.check.reference import dot_products, reference
 from sparsetile.cli.console import note
-from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.systems import SYSTEMS
-from tools.parts import part_digests
-from tools.record import machine_facts, read_proof, write_json
+from tools.fuzz_pool import check_usage, described, proof, read_run, run_tool
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "soak.json"
@@ -192,9 +188,7 @@ class _Thread:
                         self._product(station, kind)
                     self._look()
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
-            shared.failed(f"{type(error).__name__} at {place}: {' '.join(str(error).split())}")
+            shared.failed(described(error))
         with shared.lock:
             shared.products.update(self.products)
             shared.kinds.update(self.kinds)
@@ -345,41 +339,22 @@ def _problems(found: dict[str, Any]) -> list[str]:
 
 def check_soak(path: str | os.PathLike[str]) -> list[str]:
     """Return what is wrong with a record of a GPU, one sentence each; empty when all is right."""
-    again = "run `python -m tools.soak` on that GPU again"
-    record, problems = read_proof(path, SCHEMA, again)
-    if not record:
-        return problems
-    wanted = {**FEWEST, "wrong": 0}
-    whole = all(isinstance(record.get(name), int | float) for name in wanted)
-    parts = ("memory_start", "memory_end", "systems", "failures")
-    if not whole or not all(isinstance(record.get(name), dict | list) for name in parts):
-        return [f"{path}: does not hold what ran and its memory; {again}"]
-    for name, least in FEWEST.items():
-        if record[name] < least:
-            problems.append(f"{path}: {record[name]} {name}, fewer than {least}; {again}")
-    able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
-    missing = sorted(able - set(record["systems"]))
-    if missing or not able:
-        problems.append(f"{path}: no product of {', '.join(missing) or 'any system'}; {again}")
-    return problems + [f"{path}: {text}" for text in _problems(record)]
+    forms: dict[str, Any] = {
+        **dict.fromkeys([*FEWEST, "wrong"], int | float),
+        "systems": dict,
+        "failures": list,
+    }
+    forms |= dict.fromkeys(("memory_start", "memory_end"), dict)
+    record, problems, _ = read_run(path, "soak", SCHEMA, forms, FEWEST)
+    return problems + [f"{path}: {text}" for text in (_problems(record) if record else ())]
 
 
 def _run(asked: argparse.Namespace) -> int:
-    if asked.device == "cuda" and not torch.cuda.is_available():
-        raise value_error(
-            "soak", "--device", "a device of this machine", "cuda where there is no GPU",
-            "Use --device cpu",
-        )  # fmt: skip
-    if not 0 < asked.seconds < math.inf:
-        raise value_error("soak", "--seconds", "a number above 0", asked.seconds, "Use 60 or more")
-    for name, least in (("streams", 1), ("threads", 1), ("plans", 0)):
-        if getattr(asked, name) < least:
-            raise value_error(
-                "soak", f"--{name}", f"{least} or more", getattr(asked, name), "Omit it"
-            )
-    facts: dict[str, Any] = machine_facts() if asked.device == "cuda" else {"cpu": os.uname()[4]}
-    digest = part_digests()
-    found = soak(asked.device, asked.seconds, asked.streams, asked.threads, asked.plans, asked.seed)
+    check_usage("soak", asked, streams=1, threads=1, plans=0)
+    size = asked.streams, asked.threads, asked.plans
+    found = proof(
+        "soak", SCHEMA, asked, lambda: soak(asked.device, asked.seconds, *size, asked.seed)
+    )
     problems = _problems(found)
     note(
         f"soak: {found['products']} products and {found['plans']} plans in {found['seconds']} s, "
@@ -387,12 +362,6 @@ def _run(asked: argparse.Namespace) -> int:
     )
     for text in problems:
         note(f"soak: {text}")
-    if asked.out is not None:
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        head = {"schema": SCHEMA, "date": date, **facts, "device": asked.device}
-        folder = facts["gpu"]["slug"] if asked.device == "cuda" else "cpu"
-        path = asked.out / folder / RECORD_NAME
-        note(f"soak: wrote {write_json({**head, 'parts': digest, **found}, path)}")
     return 1 if problems else 0
 
 
@@ -406,14 +375,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plans", type=int, default=10_000, help="to make and drop meanwhile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/soak.json is written")
-    try:
-        return _run(parser.parse_args(list(arguments)))
-    except (ValueError, OSError) as error:
-        note(f"soak: error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        note("soak: stopped")
-        return 130
+    return run_tool(parser, arguments, _run)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import math
 import os
 import random
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +35,23 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.cli.console import note
-from sparsetile.core.errors import UnsupportedError, value_error
+from sparsetile.core.errors import UnsupportedError
 from sparsetile.nn import clear_graph_cache
-from sparsetile.systems import SYSTEMS
-from sparsetile.systems.registry import exact_system
-from tools.fuzz import warm
 from tools.fuzz_cases import CASES_OF_A_SEED
 from tools.fuzz_checks import settings
 from tools.fuzz_judge import Wrong, equal_bits
-from tools.fuzz_pool import Outcome, Work, case_numbers, run_in_processes
-from tools.fuzz_refusals import grouped, is_refusal
-from tools.parts import part_digests
-from tools.record import device_facts, read_proof, write_json
+from tools.fuzz_pool import (
+    Outcome,
+    Work,
+    case_numbers,
+    check_usage,
+    judged,
+    print_outcomes,
+    proof,
+    read_run,
+    run_in_processes,
+    run_tool,
+)
 from tools.stress_cases import PLAN_JOBS, StressCase, draw
 from tools.stress_jobs import LOOSE, Operands, Subject, made
 
@@ -266,61 +267,28 @@ def _difference(found: Found, wanted: Found) -> str:
 
 def try_case(case: StressCase) -> Outcome:
     """Run one case and judge its result or its error."""
-    try:
-        with settings(tf32=True):  # Tensor Cores take float32 only so; operands are exact in TF32
-            return Outcome(case, run_case(case))
-    except Wrong as error:
-        return Outcome(case, case.system, wrong=str(error))
-    except UnsupportedError as error:
-        if is_refusal(error) and case.system not in ("auto", exact_system(case.device).name):
-            return Outcome(case, case.system, refused=grouped(error, case.system))
-        return Outcome(case, case.system, wrong=_described(error))
-    except Exception as error:
-        return Outcome(case, case.system, wrong=_described(error))
-
-
-def _described(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-    return f"{type(error).__name__} at {place}: {' '.join(str(error).split())[:300]}"
+    with settings(tf32=True):  # Tensor Cores take float32 only so; operands are exact in TF32
+        return judged(case, lambda: (run_case(case), ""))
 
 
 def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
     """Run the cases of a seed and print the outcome of each, for ``tools.fuzz_pool``."""
-    messages = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else prints
-
-    def say(**facts: Any) -> None:
-        messages.write(json.dumps(facts) + "\n")
-
     torch.set_num_threads(1)  # each of our threads would have that many of its own
-    if device == "cuda":
-        say(compiled="imports")
-        warm(device, int(seed), lambda name: say(compiled=name))
-    for number in case_numbers(int(first), float(until)):
-        say(case=number)
-        outcome = try_case(draw(int(seed), number, device))
-        say(case=number, system=outcome.system, wrong=outcome.wrong, refused=outcome.refused)
-        if outcome.wrong and device == "cuda":
-            torch.cuda.synchronize()  # raises if the context is lost: a new process continues
+
+    def cases(begins: Callable[[int], None]) -> Iterator[Outcome]:
+        for number in case_numbers(int(first), float(until)):
+            begins(number)
+            yield try_case(draw(int(seed), number, device))
+
+    print_outcomes(device, int(seed), cases)
 
 
 def check_stress(path: str | os.PathLike[str]) -> list[str]:
     """Return what is wrong with a record of a GPU, one sentence each; empty when all is right."""
-    again = "run `python -m tools.stress` on that GPU again"
-    record, problems = read_proof(path, SCHEMA, again)
+    forms = {"plans": int, "processes": int, "systems": dict, "features": dict, "failures": list}
+    record, problems, again = read_run(path, "stress", SCHEMA, forms, FEWEST)
     if not record:
         return problems
-    forms = {"plans": int, "processes": int, "systems": dict, "features": dict, "failures": list}
-    if not all(isinstance(record.get(name), form) for name, form in forms.items()):
-        return [f"{path}: does not count plans, systems, jobs and failures; {again}"]
-    for name, least in FEWEST.items():
-        if record[name] < least:
-            problems.append(f"{path}: {record[name]} {name}, fewer than {least}; {again}")
-    able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
-    missing = sorted(able - set(record["systems"]))
-    if missing or not able:
-        problems.append(f"{path}: no plan of {', '.join(missing) or 'any system'}; {again}")
     idle = sorted(set(PLAN_JOBS) - set(record["features"].get("job", {})))
     if idle:
         problems.append(f"{path}: nobody asked for {', '.join(idle)}; {again}")
@@ -338,61 +306,27 @@ def _replay(case: StressCase, times: int) -> int:
     return 0
 
 
-def _check_usage(asked: argparse.Namespace) -> None:
-    if asked.device == "cuda" and not torch.cuda.is_available():
-        raise value_error(
-            "stress", "--device", "a device of this machine", "cuda where there is no GPU",
-            "Use --device cpu",
-        )  # fmt: skip
-    if not 0 < asked.seconds < math.inf:
-        raise value_error(
-            "stress", "--seconds", "a number above 0", asked.seconds, "Omit it for 120 seconds"
-        )
-    if asked.seed is not None and asked.seed < 0:
-        raise value_error("stress", "--seed", "0 or more", asked.seed, "Use another number")
-    if asked.replay is not None and asked.replay < 0:
-        raise value_error("stress", "--replay", "0 or more", asked.replay, "Use another number")
-    if not 1 <= asked.processes <= 256:
-        raise value_error("stress", "--processes", "1 to 256", asked.processes, "Use 6")
-    if asked.times < 1:
-        raise value_error("stress", "--times", "1 or more", asked.times, "Omit it")
-
-
 def _run(asked: argparse.Namespace) -> int:
-    _check_usage(asked)
+    check_usage("stress", asked, seed=0, replay=0, processes=1, times=1)
     device = asked.device
     if asked.replay is not None:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
         return _replay(draw(seed, number, device), asked.times)
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
-    facts, digest = device_facts(device), part_digests()
-    drawn: Callable[[int, int], StressCase] = lambda s, number: draw(s, number, device)  # noqa: E731
-    work = Work("stress", device, drawn)
-    found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
-    if part_digests() != digest:
-        raise value_error(
-            "stress", "the code", "left as it is meanwhile", "a change", "Run it again"
-        )
-    refused = sum(found["refusals"].values())
-    plans = found["cases"] - refused
+    work = Work("stress", device, lambda s, number: draw(s, number, device))
+
+    def run() -> dict[str, Any]:
+        found = run_in_processes(work, seed, asked.seconds, asked.processes, note)
+        refused = sum(found["refusals"].values())
+        kept = ("seeds", "seconds", "systems", "features", "refusals", "failures")
+        counts = {"processes": asked.processes, "plans": found["cases"] - refused}
+        return counts | {name: found[name] for name in kept}
+
+    found = proof("stress", SCHEMA, asked, run)
     note(
-        f"stress: seed {seed}: {plans} cold plans in {found['seconds']} s, {refused} refused, "
-        f"{len(found['failures'])} failed"
+        f"stress: seed {seed}: {found['plans']} cold plans in {found['seconds']} s, "
+        f"{sum(found['refusals'].values())} refused, {len(found['failures'])} failed"
     )
-    if asked.out is not None:
-        record = {
-            "schema": SCHEMA,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
-            "device": device,
-            "parts": digest,
-            "processes": asked.processes,
-            "plans": plans,
-            **{name: found[name] for name in
-               ("seeds", "seconds", "systems", "features", "refusals", "failures")},
-        }  # fmt: skip
-        folder = facts["gpu"]["slug"] if device == "cuda" else "cpu"
-        note(f"stress: wrote {write_json(record, asked.out / folder / RECORD_NAME)}")
     return 1 if found["failures"] else 0
 
 
@@ -406,14 +340,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--replay", type=int, help="run this one case alone and print it")
     parser.add_argument("--times", type=int, default=1, help="how often to replay it")
     parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/stress.json is written")
-    try:
-        return _run(parser.parse_args(list(arguments)))
-    except (ValueError, OSError) as error:
-        note(f"stress: error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        note("stress: stopped")
-        return 130
+    return run_tool(parser, arguments, _run)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tools.digest import code_digest
-from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case, warm
+from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case
 from tools.fuzz_cases import CONTAINERS, Case, draw
 from tools.fuzz_layers import LAYERS
 from tools.fuzz_refusals import REFUSALS, check_refusal, is_refusal
@@ -262,7 +262,7 @@ def test_each_process_compiles_another_row_order_first(monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(st, "plan", lambda A, n, reorder, device: asked.append(reorder))
     for turn in range(len(REORDERERS)):
-        warm("cpu", turn, told.append)
+        fuzz_pool.warm("cpu", turn, told.append)
     assert told == asked
     every = [asked[k : k + len(REORDERERS)] for k in range(0, len(asked), len(REORDERERS))]
     assert {names[0] for names in every} == set(REORDERERS)

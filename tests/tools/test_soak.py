@@ -85,7 +85,7 @@ def a_record(**changes: Any) -> dict[str, Any]:
         ({"wrong": 3, "failures": ["small, csr: sum"]}, "3 wrong: small, csr: sum"),
         ({"memory_end": {"host": 10**9, "device": 10**9}}, "memory of the device grew by 9"),
         ({"memory_end": {"host": 2 * 10**9, "device": 10**8}}, "memory of the host grew by 1"),
-        ({"memory_end": None}, "does not hold what ran"),
+        ({"memory_end": None}, "does not count"),
     ],
 )
 def test_a_record_that_proves_too_little_is_told_so(tmp_path, changes, text):

@@ -201,7 +201,7 @@ def a_record(**changes: Any) -> dict[str, Any]:
         ({"schema": 7}, "has schema 7"),
         ({"plans": 19_999}, "19999 plans, fewer than 20000"),
         ({"processes": 1}, "1 processes, fewer than 4"),
-        ({"systems": {"csr": 20_000}}, "no plan of acc, "),
+        ({"systems": {"csr": 20_000}}, "no product of acc, "),
         ({"features": {"job": {"product": 9}}}, "nobody asked for autocast, "),
         ({"failures": ["python -m tools.stress --replay 3 | wrong"]}, "--replay 3 | wrong"),
         ({"failures": None}, "does not count"),
