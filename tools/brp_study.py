@@ -2,7 +2,6 @@
 
     python -m tools.brp_study --data DIR --out FILE.json [--matrices a,b] [--only NAME,NAME]
                               [--order NAME] [--time-limit SECONDS] [--commit TEXT]
-    python -m tools.brp_study --show FILE.json
 
     products   float32 in TF32 with random values, N = 32 to 256: cuSPARSE's three algorithms, csr,
                rsh, brp as it chooses, with the paper's f = 1 and g = 4, and with its atomics;
@@ -11,26 +10,23 @@
     builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
     program    bytes of the kernels' code, and registers
 
-``tools.study`` says what a record is. The summary, which ``--show`` prints again, has one line a
-figure. Only products and builds need a GPU; the others count on the host.
+``tools.study`` says what a record is. Only products and builds need a GPU; the others count on the
+host.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
-import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import value_error
 from sparsetile.formats.brp import TILE_COLUMNS, sort_windows
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
@@ -59,7 +55,6 @@ MATRICES = (
 F32, ARCH = torch.float32, "sm_90a"
 WIDTHS, NARROW = (32, 64, 128, 256), 32
 PAPER = "1x4"
-ADDED = f"brp {ATOMIC}"
 # System -> the ablation that is built.
 BUILDS = {"brp": PAPER, "rsh": "tiles", "acc": None, "wcsr": None, "voltrix": None}
 REPEATS = 3
@@ -151,94 +146,11 @@ EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
 NEED_GPU = ("products", "builds")
 
 
-def _geomean(numbers: Iterable[float]) -> float:
-    found = list(numbers)
-    return math.exp(statistics.fmean(math.log(number) for number in found))
-
-
-def _of_width(by_matrix: Found, n: int) -> list[str]:
-    """Speedups over the best of cuSPARSE's three, and what the choice loses against hindsight."""
-    lines, of_width = [], {name: found[str(n)] for name, found in by_matrix.items()}
-    best = {
-        name: min(times["p50"] for times in found["cusparse"].values())
-        for name, found in of_width.items()
-    }
-    labels = ["csr", "rsh", "brp", f"brp {PAPER}", ADDED]
-    if not all(ADDED in found for found in of_width.values()):
-        labels.remove(ADDED)  # an older record
-    for label in labels:
-        ratio = {name: best[name] / found[label]["time"]["p50"] for name, found in of_width.items()}
-        least = min(ratio, key=lambda name: ratio[name])
-        lines.append(
-            f"N = {n}: {label} {_geomean(ratio.values()):.2f} times cuSPARSE's best, "
-            f"least {ratio[least]:.2f} ({least})"
-        )
-    if ADDED in labels:
-        added = {
-            name: found[ADDED]["time"]["p50"] / found[f"brp {PAPER}"]["time"]["p50"]
-            for name, found in of_width.items()
-        }
-        most = max(added, key=lambda name: added[name])
-        lines.append(
-            f"N = {n}: atomics take {_geomean(added.values()):.2f} times the fixed order's time, "
-            f"at least {min(added.values()):.2f}, at most {added[most]:.2f} ({most})"
-        )
-    if n == NARROW:
-        losses = {}
-        for name, found in of_width.items():
-            options = {
-                k: v["time"]["p50"] for k, v in found.items() if k not in ("cusparse", ADDED)
-            }
-            own = {k: v for k, v in options.items() if k.startswith("brp ") or k == "csr"}
-            losses[name] = options["brp"] / min(own.values())
-        worst = max(losses, key=lambda name: losses[name])
-        lines.append(
-            f"N = {n}: brp's choice takes {_geomean(losses.values()):.3f} times the best f, g or "
-            f"csr with hindsight, at most {losses[worst]:.2f} ({worst})"
-        )
-    return lines
-
-
-def summary(record: Found) -> Iterator[str]:
-    """Yield the figures of a record, one line each."""
-    experiments = record["experiments"]
-    if by_matrix := experiments.get("products"):
-        for n in WIDTHS:
-            yield from _of_width(by_matrix, n)
-    if by_matrix := experiments.get("shares"):
-        mean = {
-            k: statistics.fmean(s[k] for s in by_matrix.values()) for k in (PAPER, "2x2", "8x2")
-        }
-        text = ", ".join(f"{100 * share:.1f} % ({choice})" for choice, share in mean.items())
-        yield f"entries in groups, mean over matrices: {text}"
-    if by_matrix := experiments.get("builds"):
-        for system in BUILDS:
-            timed = {n: b[system]["total"] for n, b in by_matrix.items() if "total" in b[system]}
-            if timed:
-                longest = max(timed, key=lambda name: timed[name])
-                yield (
-                    f"build of {system}: {1e3 * _geomean(timed.values()):.2f} ms, "
-                    f"at most {1e3 * timed[longest]:.2f} ({longest})"
-                )
-    for found in list(experiments.get("program", {}).values())[:1]:
-        for name, made in found.items():
-            yield f"program of {name}: {made['bytes']} bytes, {made['registers']} registers"
-
-
 def _study(asked: argparse.Namespace) -> int:
-    if asked.show is not None:
-        print("\n".join(summary(json.loads(asked.show.read_text()))))
-        return 0
-    if asked.data is None or asked.out is None:
-        raise value_error(
-            "brp_study", "--data and --out", "given, or --show", "neither", "Name both"
-        )
     wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
     only = [one_of("brp_study", "--only", name, EXPERIMENTS) for name in wanted]
     one_of("brp_study", "--order", asked.order, REORDERERS)
-    code, record = run_experiments("brp_study", asked, EXPERIMENTS, only, NEED_GPU, MATRICES)
-    print("\n".join(summary(record)))
-    return code
+    return run_experiments("brp_study", asked, EXPERIMENTS, only, NEED_GPU, MATRICES)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -246,9 +158,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="brp_study", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--data", type=Path, help="folder of matrix files")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--show", type=Path, help="print the summary of this record, run nothing")
+    parser.add_argument("--data", type=Path, required=True, help="folder of matrix files")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--matrices", help="names, comma-separated; the core suite if omitted")
     parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
     parser.add_argument("--order", default="identity", help="row order")

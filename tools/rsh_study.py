@@ -141,7 +141,7 @@ def index_bytes(case: Case) -> Found:
     """Bytes without values; ``fragments`` is what rsh's kernel has instead, values included."""
     request, perm = case.request(), case.perm(case.order)
     counted = count_tiles(case.host, None if perm is None else perm.cpu())
-    found: Found = {name: STORAGES[name].size(counted) for name in ("CSR", "BitTCF")}
+    found: Found = {name: STORAGES[name](counted) for name in ("CSR", "BitTCF")}
     acc = SYSTEMS["acc"].build(request.changed(ablation="no-stack"))
     schedule = sum(acc.tensors[name].nbytes for name in _SCHEDULE)
     found["BitTCF and schedule"] = found["BitTCF"] + schedule
@@ -318,7 +318,7 @@ def _study(asked: argparse.Namespace) -> int:
         for name in (asked.only or ",".join(list(EXPERIMENTS)[:-1])).split(",")
     ]
     one_of("rsh_study", "--order", asked.order, REORDERERS)
-    return run_experiments("rsh_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)[0]
+    return run_experiments("rsh_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -247,8 +247,8 @@ def run_experiments(
     need_gpu: Sequence[str],
     defaults: Sequence[str],
     generated: Mapping[str, Callable[[torch.device], Found]] | None = None,
-) -> tuple[int, Found]:
-    """Run experiments on matrices, write the record after each, and return exit code and record.
+) -> int:
+    """Run experiments on matrices, write the record after each, and return the exit code.
 
     ``asked`` has data, out, matrices, order, time_limit and commit. Experiments in ``generated``
     need no matrix; each returns what was wrong under ``wrong``.
@@ -322,7 +322,7 @@ def run_experiments(
     for line in record["wrong"]:
         note(f"{tool}: wrong: {line}")
     note(f"{tool}: wrote {asked.out}, {len(record['not_run'])} experiments not run")
-    return 1 if record["failed"] or record["wrong"] else 0, record
+    return 1 if record["failed"] or record["wrong"] else 0
 
 
 def run_study(

@@ -48,41 +48,19 @@ class Counts:
         return self.nnz / self.tiles[8] if self.tiles[8] else 0.0
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Bytes of a format without the values, which are the same in every format."""
-
-    formula: str  # M rows, Z nonzeros, T8 tiles of 8x8, T16 tiles of 16x8
-    source: str  # of the arrays
-    size: Callable[[Counts], int]  # in bytes
-
-
-# 32-bit indices throughout, as all of these papers have.
-STORAGES: dict[str, Storage] = {
-    "BitTCF": Storage(
-        "4·(⌈M/8⌉ + 11·T8 + 2)",
-        "Acc-SpMM, section 3.3: RowWindowOffset, TCOffset, SparseAToB, TCLocalBit of 64 bits",
-        lambda c: 4 * (_windows(c, 8) + 11 * c.tiles[8] + 2),
-    ),
-    "CSR": Storage(
-        "4·(M + 1 + Z)", "row pointers and column ids", lambda c: 4 * (c.rows + 1 + c.nnz)
-    ),
-    "COO": Storage("8·Z", "row ids and column ids", lambda c: 8 * c.nnz),
-    "ME-TCF": Storage(
-        "4·(⌈M/16⌉ + 9·T16 + 2) + Z",
-        "DTC-SpMM: RowWindowOffset, TCOffset, SparseAToB, TCLocalId of 8 bits, tiles of 16x8",
-        lambda c: 4 * (_windows(c, 16) + 9 * c.tiles[16] + 2) + c.nnz,
-    ),
-    "ME-TCF 8x8": Storage(
-        "4·(⌈M/8⌉ + 9·T8 + 2) + Z",
-        "the same with tiles of 8x8, as Acc-SpMM, section 3.3, compares it",
-        lambda c: 4 * (_windows(c, 8) + 9 * c.tiles[8] + 2) + c.nnz,
-    ),
-    "TCF": Storage(
-        "4·(M + 1 + ⌈M/16⌉ + 3·Z)",
-        "TC-GNN: nodePointer, blockPartition, edgeList, edgeToColumn, edgeToRow",
-        lambda c: 4 * (c.rows + 1 + _windows(c, 16) + 3 * c.nnz),
-    ),
+# Bytes of a format without the values, which are the same in every format; 32-bit indices
+# throughout, as all of these papers have.
+STORAGES: dict[str, Callable[[Counts], int]] = {
+    # Acc-SpMM, section 3.3: RowWindowOffset, TCOffset, SparseAToB, TCLocalBit of 64 bits
+    "BitTCF": lambda c: 4 * (_windows(c, 8) + 11 * c.tiles[8] + 2),
+    "CSR": lambda c: 4 * (c.rows + 1 + c.nnz),
+    "COO": lambda c: 8 * c.nnz,
+    # DTC-SpMM: RowWindowOffset, TCOffset, SparseAToB, TCLocalId of 8 bits, tiles of 16x8
+    "ME-TCF": lambda c: 4 * (_windows(c, 16) + 9 * c.tiles[16] + 2) + c.nnz,
+    # the same with tiles of 8x8, as Acc-SpMM, section 3.3, compares it
+    "ME-TCF 8x8": lambda c: 4 * (_windows(c, 8) + 9 * c.tiles[8] + 2) + c.nnz,
+    # TC-GNN: nodePointer, blockPartition, edgeList, edgeToColumn, edgeToRow
+    "TCF": lambda c: 4 * (c.rows + 1 + _windows(c, 16) + 3 * c.nnz),
 }
 
 
@@ -129,7 +107,7 @@ def counted(matrix: str, csr: CSR, order: str) -> dict[str, Any]:
         "pairs": {str(window): count for window, count in counts.pairs.items()},
         "tiles": {"8x8": counts.tiles[8], "16x8": counts.tiles[16]},
         "nnz_per_tile": counts.nnz_per_tile,
-        "bytes": {name: storage.size(counts) for name, storage in STORAGES.items()},
+        "bytes": {name: size(counts) for name, size in STORAGES.items()},
     }
 
 

@@ -188,9 +188,7 @@ EXPERIMENTS = (*GENERATED, *MEASURED)
 def _study(asked: argparse.Namespace) -> int:
     wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
     only = [one_of("voltrix_study", "--only", name, EXPERIMENTS) for name in wanted]
-    return run_experiments(
-        "voltrix_study", asked, MEASURED, only, EXPERIMENTS, MATRICES, GENERATED
-    )[0]
+    return run_experiments("voltrix_study", asked, MEASURED, only, EXPERIMENTS, MATRICES, GENERATED)
 
 
 def main(arguments: Sequence[str]) -> int:

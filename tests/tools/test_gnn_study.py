@@ -274,26 +274,15 @@ def test_ratios_and_their_means():
     assert mean["least_step_over_sparse"] == 2.0 and mean["total_over_sparse"] == pytest.approx(2)
 
 
-@pytest.mark.parametrize(
-    "change, text",
-    [
-        ({"schema": 9}, "line must be a gnn record"),
-        ({"path": 3}, "path must be text"),
-        ({"epochs": 0}, "epochs must be a whole number"),
-        ({"status": "fine"}, "status must be ok, wrong"),
-        ({"losses": [1.0]}, "losses must be one number per epoch"),
-        ({"total_seconds": -1.0}, "total_seconds must be seconds"),
-        ({"time": {}}, "time must be an object with p50"),
-        ({"status": "error"}, "reason must be text"),
-        ({"environment": None}, "environment must be an object"),
-    ],
-)
-def test_damaged_records_are_refused(tmp_path, change, text):
+@pytest.mark.parametrize("change", [{"schema": 9}, {"suite": "llm"}, {"status": "error"}])
+def test_damaged_records_are_refused(tmp_path, change):
     out = tmp_path / "gnn.jsonl"
     (record,) = gnn.run_gnn(select(paths=("sparsetile",)), out=out).records
     assert gnn.validate_training(record) is record
-    with pytest.raises(DataError, match=text):
-        gnn.validate_training(record | change)
+    del record["key"]
+    for damaged in (record, record | {"key": "a"} | change):
+        with pytest.raises(DataError, match="line must be a whole gnn record"):
+            gnn.validate_training(damaged)
 
 
 def test_the_command_prints_a_table_or_json(tmp_path, capsys):

@@ -24,7 +24,7 @@ def test_tiles_and_bytes_are_those_of_the_packed_format(name, shuffled):
     order = torch.randperm(csr.shape[0]) if shuffled else None
     packed, counts = BitTCF.pack(csr, order), count_tiles(csr, order)
     assert counts.tiles[8] == packed.tile_count
-    assert STORAGES["BitTCF"].size(counts) == packed.bytes
+    assert STORAGES["BitTCF"](counts) == packed.bytes
     if csr.nnz:
         assert counts.nnz_per_tile == pytest.approx(packed.mean_tile_entries)
     for window, pairs in counts.pairs.items():
@@ -64,7 +64,7 @@ def test_the_bytes_of_every_format_are_those_of_its_arrays():
         "ME-TCF 8x8": sum(tiled.values()) + 400,
         "TCF": 21 * 4 + 2 * 4 + 3 * 400 * 4,
     }
-    assert {name: storage.size(counts) for name, storage in STORAGES.items()} == expected
+    assert {name: size(counts) for name, size in STORAGES.items()} == expected
 
 
 def test_the_tool_prints_a_line_a_matrix_and_order(capsys):
