@@ -22,7 +22,6 @@ CASES_OF_A_SEED = 1_000_000
 ACTIONS = {
     "product": 30, "transpose": 6, "update": 6, "values": 4, "file": 5, "gradient": 8,
     "second gradient": 4, "tangent": 3, "linear": 7, "spmm": 9, "autocast": 4, "threads": 2,
-    "refusal": 12,
 }  # fmt: skip
 CUDA_ACTIONS = {"graph": 6, "streams": 6}
 STRUCTURES = {

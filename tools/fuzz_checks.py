@@ -30,7 +30,6 @@ from tools.fuzz_inputs import (
     torch_dtype,
 )
 from tools.fuzz_judge import Run, Wrong, compare, equal_bits
-from tools.fuzz_refusals import check_refusal, picked
 
 # Gradients of float64 sums of at most 40 products of numbers of size 1, whatever their order.
 GRADIENT_ERROR = 1e-11
@@ -451,28 +450,18 @@ def _streams(run: Run) -> None:
         run.judge(whole, C, "run on a side stream", reduce=case.reduce)
 
 
-def _refusal(run: Run) -> None:
-    run.make()
-    problem = check_refusal(run.case, run.plan, run.folder)
-    if problem:
-        raise Wrong(problem)
-    run.refused = f"wrong call: {picked(run.case)}"
-    B = dense(run.case, (run.case.cols, 3), run.rng, layout="")
-    run.judge(B, run.plan @ run.permuted(B), "run after a refusal")
-
-
 _DO: dict[str, Callable[[Run], None]] = {
     "product": _product, "transpose": _transpose, "update": _update, "values": _values,
     "file": _file, "gradient": _gradient, "second gradient": _gradient, "linear": _linear,
     "spmm": _spmm, "autocast": _autocast, "threads": _threads, "graph": _graph,
-    "streams": _streams, "refusal": _refusal, "tangent": _tangent,
+    "streams": _streams, "tangent": _tangent,
 }  # fmt: skip
 
 
 def run_case(case: Case, folder: Path) -> Run:
     """Run the case; raises its errors, and :class:`Wrong` for wrong results."""
     run = Run(case, np.random.default_rng([case.seed, case.number]), folder)
-    gradients = case.followed or "gradient" in case.action or case.action in ("refusal", "tangent")
+    gradients = case.followed or "gradient" in case.action or case.action == "tangent"
     with settings(case.tf32), torch.inference_mode(case.inference and not gradients):
         _DO[case.action](run)
     return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import sparsetile as st
 from sparsetile import CSR, Plan
 from sparsetile.check.bound import error_bound
 from sparsetile.check.reference import reference
+from sparsetile.core.errors import DataError, PlanFileError, UnsupportedError
 from sparsetile.systems import SYSTEMS
 from tools.fuzz_cases import Case
 from tools.fuzz_inputs import Matrix, dense, laid_out, make_matrix, torch_dtype
@@ -31,6 +33,10 @@ STEPS = 3
 # Products of entries with columns of B up to which the reference runs on the CPU. On the GPU it
 # waits several times, and other processes of the fuzzer share the GPU.
 HOST_WORK = 2**21
+
+
+TYPES = (ValueError, TypeError, UnsupportedError, DataError, PlanFileError, FileNotFoundError)
+_SENTENCE = re.compile(r"[\w.]+: .+ must .+, got .*\. .+", re.DOTALL)
 
 
 class Wrong(AssertionError):
@@ -45,7 +51,6 @@ class Run:
     rng: np.random.Generator
     folder: Path
     system: str = "none"
-    refused: str = ""
     leaf: Tensor | None = None
     plan: Plan = field(init=False)
     matrix: Matrix = field(init=False)
@@ -196,3 +201,18 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
         return True
     first, second = first.resolve_neg().contiguous(), second.resolve_neg().contiguous()
     return torch.equal(first.view(word), second.view(word))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is of one of the package's types and in its pattern."""
+    return type(error) in TYPES and _SENTENCE.fullmatch(str(error)) is not None
+
+
+def grouped(error: BaseException, system: str = "") -> str:
+    """The error's text without what differs between cases, to count refusals by reason."""
+    text = str(error)
+    if isinstance(error, UnsupportedError):
+        lines = [line.strip() for line in text.splitlines()[1:]]
+        text = next((line for line in lines if line.startswith(f"{system}:")), lines[0])
+    text = text.partition(", got ")[0] if " must " in text else text
+    return f"{type(error).__name__}: {re.sub(r'[0-9][0-9.]*', '#', ' '.join(text.split()))}"[:160]

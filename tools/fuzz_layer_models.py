@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.nn import SparseConfig, SparseLinear, densify_, sparsify_
-from tools.fuzz_judge import Wrong
+from tools.fuzz_judge import Wrong, is_refusal
 from tools.fuzz_layer_subjects import GRAPH_SUBJECTS, Named, Subject, rectified
 from tools.fuzz_layers import LayerCase
-from tools.fuzz_refusals import is_refusal
 
 MUST_BE_REFUSED = ("unknown mask", "unstructured mask")
 MAY_BE_REFUSED = ("hook", "pre-hook", "one module twice", "tied", "dropout", "own parameter")

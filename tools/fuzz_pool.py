@@ -34,8 +34,7 @@ from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import exact_system
 from tools.fuzz_cases import CASES_OF_A_SEED
-from tools.fuzz_judge import Wrong
-from tools.fuzz_refusals import grouped, is_refusal
+from tools.fuzz_judge import Wrong, grouped, is_refusal
 from tools.parts import part_digests
 from tools.record import ROOT, device_facts, one_thread_each, read_proof, write_json
 
@@ -266,11 +265,10 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}{place}: {' '.join(str(error).split())[:300]}"
 
 
-def judged(case: AnyCase, run: Callable[[], tuple[str, str]], may_refuse: bool = True) -> Outcome:
-    """Run a case, which returns its system and what it refused, and judge its error."""
+def judged(case: AnyCase, run: Callable[[], str], may_refuse: bool = True) -> Outcome:
+    """Run a case, which returns its system, and judge its error."""
     try:
-        system, refused = run()
-        return Outcome(case, system, refused=refused)
+        return Outcome(case, run())
     except Wrong as error:
         return Outcome(case, case.system, wrong=str(error))
     except UnsupportedError as error:

@@ -268,7 +268,7 @@ def _difference(found: Found, wanted: Found) -> str:
 def try_case(case: StressCase) -> Outcome:
     """Run one case and judge its result or its error."""
     with settings(tf32=True):  # Tensor Cores take float32 only so; operands are exact in TF32
-        return judged(case, lambda: (run_case(case), ""))
+        return judged(case, lambda: run_case(case))
 
 
 def worker(device: str, seed: str, first: str, until: str, alone: str) -> None:
