@@ -1,8 +1,6 @@
 """SparseLinear, and small models that ``sparsify_`` prunes and ``densify_`` restores.
 
-Some models have what pruning must keep or reject: frozen parameters, hooks, modules under two
-names, tied weights, an MLP with more in it than a SwiGLU. A rejection leaves the model unchanged.
-Unsupported masks must be rejected.
+Frozen parameters must stay frozen. What else pruning must keep or reject has tests in ``tests/nn``.
 """
 
 from __future__ import annotations
@@ -15,13 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.nn import SparseConfig, SparseLinear, densify_, sparsify_
-from tools.fuzz_judge import Wrong, is_refusal
+from tools.fuzz_judge import Wrong
 from tools.fuzz_layer_subjects import GRAPH_SUBJECTS, Named, Subject, rectified
 from tools.fuzz_layers import LayerCase
-
-MUST_BE_REFUSED = ("unknown mask", "unstructured mask")
-MAY_BE_REFUSED = ("hook", "pre-hook", "one module twice", "tied", "dropout", "own parameter")
-GATED = ("dropout", "own parameter")
 
 
 def dense_weight(layer: Any, weight: Tensor) -> Tensor:
@@ -72,28 +66,16 @@ class Linear(Subject):
 class Gated(nn.Module):
     """A feed-forward layer with SwiGLU; its children have the names that transformers gives."""
 
-    def __init__(self, width: int, inner: int, bias: bool, oddity: str) -> None:
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
         self.act_fn = nn.SiLU()
-        self.scale = nn.Parameter(torch.full((width,), 1.5)) if oddity == "own parameter" else None
-        # Probability 1, so that it is not random.
-        self.drop = nn.Dropout(1.0) if oddity == "dropout" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-        out = self.drop(out)
-        return out if self.scale is None else out * self.scale
-
-
-def _doubled(module: nn.Module, given: Any, out: Tensor) -> Tensor:
-    return 2 * out
-
-
-def _doubled_input(module: nn.Module, given: Any) -> tuple[Tensor]:
-    return (2 * given[0],)
+        return out
 
 
 class MLP(Subject):
@@ -108,25 +90,18 @@ class MLP(Subject):
 
     def make(self) -> None:
         case = self.case
-        self.gated = case.oddity in GATED or (case.oddity == "none" and case.pick % 3 == 0)
+        self.gated = case.pick % 3 == 0
         self.inner = case.block * (1 + case.width % 3) + 4 * (case.pick % 5 == 0)
-        hidden = self.inner if case.oddity in ("tied", "one module twice") else 2 * case.block
-        first = nn.Linear(self.inner, hidden, bias=case.bias)
-        last = nn.Linear(hidden, self.inner, bias=case.bias)
-        if case.oddity == "one module twice":
-            last = first
-        if case.oddity == "hook":
-            first.register_forward_hook(_doubled)
-        if case.oddity == "pre-hook":
-            first.register_forward_pre_hook(_doubled_input)
-        if case.oddity == "frozen":
+        first = nn.Linear(self.inner, 2 * case.block, bias=case.bias)
+        last = nn.Linear(2 * case.block, self.inner, bias=case.bias)
+        if case.pick % 7 == 0:  # frozen
             first.weight.requires_grad_(False)
             if last.bias is not None:
                 last.bias.requires_grad_(False)
         middle = nn.ReLU() if case.activation == "relu" else nn.Identity()
         self.module = nn.Sequential(first, middle, last)
         if self.gated:
-            self.module = nn.Sequential(Gated(self.inner, 2 * case.block, case.bias, case.oddity))
+            self.module = nn.Sequential(Gated(self.inner, 2 * case.block, case.bias))
         self.smooth = case.activation == "none" and not self.gated
 
     def new_x(self) -> Tensor:
@@ -150,11 +125,10 @@ class MLP(Subject):
         return out + v[f"{name}.bias"] if f"{name}.bias" in v else out
 
     def result(self, v: Named, absolute: bool = False) -> Tensor:
-        x, oddity = v["x"], self.case.oddity
+        x = v["x"]
         if self.gated:
             return self._gated(v, x, absolute)
-        out = self._linear(v, "0", 2 * x if oddity == "pre-hook" else x)
-        out = 2 * out if oddity == "hook" else out
+        out = self._linear(v, "0", x)
         out = rectified(out, absolute) if self.case.activation == "relu" else out
         return self._linear(v, "2", out)
 
@@ -164,12 +138,8 @@ class MLP(Subject):
         else:
             gate, up = (self._linear(v, f"0.{name}_proj", x) for name in ("gate", "up"))
         # |silu(x)| is at most |x|, and grows by at most 1.1 times as much as x.
-        out = self._linear(
-            v, "0.down_proj", (1.1 * gate if absolute else functional.silu(gate)) * up
-        )
-        if self.case.oddity == "dropout" and self.module.training:
-            return 0 * out
-        return out * v["0.scale"] if "0.scale" in v else out
+        bent = 1.1 * gate if absolute else functional.silu(gate)
+        return self._linear(v, "0.down_proj", bent * up)
 
     # -- sparsify_ and densify_ -----------------------------------------------------------------
 
@@ -211,54 +181,16 @@ class MLP(Subject):
             found[name] = keep.to(weight.device)
         return found
 
-    def _config(self) -> SparseConfig:
-        case, oddity = self.case, self.case.oddity
-        if case.pick % 2 and oddity not in ("tied", "masked inf", *MUST_BE_REFUSED):
-            return SparseConfig(sparsity=0.5, block=case.block)
-        masks = self._masks()
-        if oddity == "unknown mask":
-            masks["encoder.0"] = masks["0"]
-        if oddity in ("masked inf", "unstructured mask"):
-            for name, weight in self._weights().items():
-                each = torch.ones(2, device=weight.device).new_ones(weight.shape, dtype=torch.bool)
-                side = case.block
-                spread = masks[name].repeat_interleave(side, 0).repeat_interleave(side, 1)
-                each &= spread[: weight.shape[0], : weight.shape[1]]
-                if oddity == "unstructured mask":
-                    each[::2, ::2] = False
-                    each[0, 1] = True
-                masks[name] = each
-        return SparseConfig(block=case.block, method="mask", mask=masks)
-
     def _sparsify(self) -> None:
-        oddity, config = self.case.oddity, self._config()
-        if oddity == "masked inf":
-            self._put_infinities(config)
+        case = self.case
+        config = SparseConfig(sparsity=0.5, block=case.block)
+        if case.pick % 2 == 0:
+            config = SparseConfig(block=case.block, method="mask", mask=self._masks())
         before, flags = self._weights(), self._trainable()
-        modules = [type(each) for each in self.module.modules()]
-        try:
-            sparsify_(self.module, config)
-        except Exception as error:
-            allowed = oddity in MUST_BE_REFUSED or oddity in MAY_BE_REFUSED
-            if not (allowed and is_refusal(error)):
-                raise
-            if [type(each) for each in self.module.modules()] != modules:
-                raise Wrong("a refused sparsify_ left another model") from error
-            return
-        if oddity in MUST_BE_REFUSED:
-            raise Wrong(f"sparsify_ took an {oddity}")
+        sparsify_(self.module, config)
         self.pruned = True
         self._check_kept(before, self._weights(), config)
-        self._check_structure(flags)
-        if oddity == "tied" and all(isinstance(self.module[k], SparseLinear) for k in (0, 2)):
-            self.module[2].weight = self.module[0].weight
-
-    def _put_infinities(self, config: SparseConfig) -> None:
-        masks: Any = config.mask
-        for name, mask in masks.items():
-            layer: Any = self.module.get_submodule(name)
-            with torch.no_grad():
-                layer.weight.copy_(torch.where(mask, layer.weight, torch.inf))
+        self._check_frozen(flags)
 
     def _check_kept(
         self, before: dict[str, Tensor], after: dict[str, Tensor], config: SparseConfig
@@ -272,24 +204,18 @@ class MLP(Subject):
                 if not bool(((found == weight) | (found == 0)).all()):
                     raise Wrong(f"sparsify_: {name} has other weights")
                 continue
-            mask = masks[name]
-            if mask.shape != weight.shape:
-                mask = mask.repeat_interleave(side, 0).repeat_interleave(side, 1)
+            mask = masks[name].repeat_interleave(side, 0).repeat_interleave(side, 1)
             mask = mask[: weight.shape[0], : weight.shape[1]]
             if not torch.equal(found, torch.where(mask, weight, 0.0)):
                 raise Wrong(f"sparsify_: {name} does not follow its mask")
 
-    def _check_structure(self, flags: dict[str, bool]) -> None:
-        """Frozen parameters stay frozen, and a module under two names stays one."""
+    def _check_frozen(self, flags: dict[str, bool]) -> None:
         for name, flag in self._trainable().items():
             if name in flags and flags[name] != flag:
                 raise Wrong(f"{name}.requires_grad became {flag}")
-        if self.case.oddity == "one module twice" and self.module[0] is not self.module[2]:
-            raise Wrong("one module under two names became two")
 
     def _densify(self) -> None:
         before, flags = self._weights(), self._trainable()
-        tied = self.case.oddity == "tied" and self.module[0].weight is self.module[2].weight
         densify_(self.module)
         self.pruned = False
         after = self._weights()
@@ -298,11 +224,9 @@ class MLP(Subject):
         for name, weight in before.items():
             if not torch.equal(weight, after[name]):
                 raise Wrong(f"densify_: {name} has other weights")
-        self._check_structure(flags)
+        self._check_frozen(flags)
         if any(isinstance(each, SparseLinear) for each in self.module.modules()):
             raise Wrong("densify_ left a sparse layer")
-        if tied and self.module[0].weight is not self.module[2].weight:
-            raise Wrong("densify_ untied shared weights")
 
 
 SUBJECTS: dict[str, type[Subject]] = {**GRAPH_SUBJECTS, "SparseLinear": Linear, "MLP": MLP}

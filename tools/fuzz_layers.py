@@ -56,10 +56,6 @@ _OF_INFERENCE = {
     ("nothing", "nothing"), ("nothing", "another call"), ("edges", "in place"), ("edges", "new"),
     ("weight", "in place"), ("weight", "element"), ("weight", "new"), ("parameters", "in place"),
 }  # fmt: skip
-ODDITIES = {
-    "none": 12, "frozen": 2, "hook": 1, "pre-hook": 1, "one module twice": 1, "tied": 1,
-    "masked inf": 1, "unknown mask": 1, "unstructured mask": 1, "dropout": 1, "own parameter": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class LayerCase:
     heads: int
     block: int
     activation: str
-    oddity: str
     training: bool
     inference: bool
     short_lived: bool
@@ -166,7 +161,6 @@ def draw_layer(seed: int, number: int, device: str) -> LayerCase:
         heads=rng.choice((1, 2, 3)),
         block=rng.choice((16, 16, 32) if device == "cpu" else (32, 64, 64)),
         activation=rng.choice(("none", "relu")),
-        oddity=_pick(rng, ODDITIES),
         training=rng.random() < 0.5,
         inference=rng.random() < 0.08,
         short_lived=rng.random() < 0.3,
@@ -187,10 +181,8 @@ def _settle(case: LayerCase, rng: random.Random) -> LayerCase:
         case = replace(case, index="int64")
     if case.layer not in WEIGHTED:
         case = replace(case, weight="none")
-    if case.layer != "MLP":
-        case = replace(case, oddity="none")
     if case.inference:
-        case = replace(case, modes=("inference",) * len(case.modes), oddity="none")
+        case = replace(case, modes=("inference",) * len(case.modes))
         if case.weight != "none":
             case = replace(case, weight="plain")
     if case.edges == 0 and case.nodes == 1:
