@@ -16,22 +16,18 @@ host.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
-from sparsetile.core.checks import one_of
 from sparsetile.formats.brp import TILE_COLUMNS, sort_windows
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
-from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp.cost import CHOICES
 from sparsetile.systems.brp.system import ATOMIC
@@ -39,7 +35,6 @@ from tools.study import (
     Case,
     Found,
     cusparse_times,
-    run_experiments,
     run_study,
     with_random_values,
 )
@@ -146,24 +141,10 @@ EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
 NEED_GPU = ("products", "builds")
 
 
-def _study(asked: argparse.Namespace) -> int:
-    wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
-    only = [one_of("brp_study", "--only", name, EXPERIMENTS) for name in wanted]
-    one_of("brp_study", "--order", asked.order, REORDERERS)
-    return run_experiments("brp_study", asked, EXPERIMENTS, only, NEED_GPU, MATRICES)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run the study that the arguments ask for and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="brp_study", description=(__doc__ or "").partition("\n")[0]
+    return run_study(
+        "brp_study", __doc__, arguments, EXPERIMENTS, need_gpu=NEED_GPU, matrices=MATRICES
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder of matrix files")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--matrices", help="names, comma-separated; the core suite if omitted")
-    parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
-    parser.add_argument("--order", default="identity", help="row order")
-    return run_study(parser, arguments, _study)
 
 
 if __name__ == "__main__":

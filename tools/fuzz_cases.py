@@ -21,9 +21,9 @@ CASES_OF_A_SEED = 1_000_000
 # What is done with A, and how often.
 ACTIONS = {
     "product": 30, "transpose": 6, "update": 6, "values": 4, "file": 5, "gradient": 8,
-    "second gradient": 4, "tangent": 3, "linear": 7, "spmm": 9, "autocast": 4, "threads": 2,
+    "second gradient": 4, "tangent": 3, "linear": 7, "spmm": 9, "autocast": 4,
 }  # fmt: skip
-CUDA_ACTIONS = {"graph": 6, "streams": 6}
+CUDA_ACTIONS = {"graph": 6}
 STRUCTURES = {
     "uniform": 6, "power law": 3, "fem": 3, "blocks": 3, "full row": 2, "full column": 2,
     "empty rows": 3, "no entries": 1, "equal rows": 2, "diagonal": 1,

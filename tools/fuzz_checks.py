@@ -6,7 +6,6 @@ The file is long because the short, independent actions share their helpers.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -364,47 +363,6 @@ def _autocast(run: Run) -> None:
     run.judge(used, C, "autocast", csr=truth, reduce=case.reduce)
 
 
-def _threads(run: Run) -> None:
-    plan, case = run.make(), run.case
-    inputs = [run.operand(case.n) for _ in range(3)]
-    given = [run.permuted(B) for B in inputs]
-    results: dict[int, list[Tensor]] = {}
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            with _side_stream(case.device) as stream:
-                results[number] = [plan.run(given[number], reduce=case.reduce) for _ in range(4)]
-                if stream is not None:
-                    stream.synchronize()
-        except BaseException as error:
-            errors.append(error)
-
-    if case.device == "cuda":
-        torch.cuda.synchronize()
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(len(inputs))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-    for number, B in enumerate(inputs):
-        run.judge(B, results[number][0], "run in a thread", reduce=case.reduce)
-        for C in results[number][1:]:
-            run.same_bits(results[number][0], C, "another run in a thread", case.reduce)
-
-
-@contextlib.contextmanager
-def _side_stream(device: str) -> Iterator[Any]:
-    if device != "cuda":
-        yield None
-        return
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        yield stream
-
-
 def _graph(run: Run) -> None:
     """Capture, then replay with another B and with other values."""
     plan, case = run.make(), run.case
@@ -431,30 +389,11 @@ def _graph(run: Run) -> None:
     del graph
 
 
-def _streams(run: Run) -> None:
-    """Products on a side stream whose operands are freed at once and overwritten."""
-    plan, case = run.make(), run.case
-    torch.cuda.synchronize()
-    stream, found = torch.cuda.Stream(), []
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000)
-        for _ in range(4):
-            whole = run.operand(case.n)
-            B = run.permuted(whole).clone()
-            found.append((whole, plan.run(B, reduce=case.reduce)))
-            shape = B.shape
-            del B
-            torch.full(shape, torch.nan, dtype=whole.dtype, device=whole.device)
-    stream.synchronize()
-    for whole, C in found:
-        run.judge(whole, C, "run on a side stream", reduce=case.reduce)
-
-
 _DO: dict[str, Callable[[Run], None]] = {
     "product": _product, "transpose": _transpose, "update": _update, "values": _values,
     "file": _file, "gradient": _gradient, "second gradient": _gradient, "linear": _linear,
-    "spmm": _spmm, "autocast": _autocast, "threads": _threads, "graph": _graph,
-    "streams": _streams, "tangent": _tangent,
+    "spmm": _spmm, "autocast": _autocast, "graph": _graph,
+    "tangent": _tangent,
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -26,12 +25,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.checks import one_of
 from sparsetile.core.timer import time_product
 from sparsetile.engines.request import BuiltSystem
 from sparsetile.engines.tiles.hybrid_cost import HEIGHT, cheapest_split, row_costs
@@ -41,7 +38,6 @@ from sparsetile.formats.rstile import RSTile
 from sparsetile.formats.window_split import Counts, Partition, split_by_cost, split_by_threshold
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.planner import build_plan
-from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.rsh.system import RSHSystem
 from sparsetile.systems.rsh.system import thresholds as adaptive_thresholds
@@ -54,7 +50,6 @@ from tools.study import (
     cusparse_times,
     dtype_name,
     error_of,
-    run_experiments,
     run_study,
     with_random_values,
 )
@@ -312,28 +307,11 @@ EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
 _NEED_GPU = ("planning", "gcn", "core")
 
 
-def _study(asked: argparse.Namespace) -> int:
-    only = [
-        one_of("rsh_study", "--only", name, EXPERIMENTS)
-        for name in (asked.only or ",".join(list(EXPERIMENTS)[:-1])).split(",")
-    ]
-    one_of("rsh_study", "--order", asked.order, REORDERERS)
-    return run_experiments("rsh_study", asked, EXPERIMENTS, only, _NEED_GPU, MATRICES)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run the study that the arguments ask for and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="rsh_study", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder of matrix files")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument(
-        "--matrices", help="names, comma-separated; the paper's and ours if omitted"
-    )
-    parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all but core if omitted")
-    parser.add_argument("--order", default="identity", help="row order, but for orders and gcn")
-    return run_study(parser, arguments, _study)
+    return run_study(
+        "rsh_study", __doc__, arguments, EXPERIMENTS,
+        need_gpu=_NEED_GPU, matrices=MATRICES, on_request=("core",),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

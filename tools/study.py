@@ -26,6 +26,7 @@ from sparsetile.bench.baselines import BASELINES
 from sparsetile.bench.environment import commit as source_commit
 from sparsetile.bench.operands import Operands, Order
 from sparsetile.cli.console import note
+from sparsetile.core.checks import one_of
 from sparsetile.core.device import H200
 from sparsetile.core.errors import value_error
 from sparsetile.core.timer import time_product
@@ -239,20 +240,16 @@ def _chosen(tool: str, data: Path | None, asked: str | None, defaults: Sequence[
     return names
 
 
-def run_experiments(
+def _run_experiments(
     tool: str,
     asked: argparse.Namespace,
     experiments: Mapping[str, Callable[[Case], Found]],
     only: Sequence[str],
     need_gpu: Sequence[str],
     defaults: Sequence[str],
-    generated: Mapping[str, Callable[[torch.device], Found]] | None = None,
+    alone: Mapping[str, Callable[[torch.device], Found]],
 ) -> int:
-    """Run experiments on matrices, write the record after each, and return the exit code.
-
-    ``asked`` has data, out, matrices, order, time_limit and commit. Experiments in ``generated``
-    need no matrix; each returns what was wrong under ``wrong``.
-    """
+    """Run experiments on matrices, write the record after each, and return the exit code."""
     if not 0 < asked.time_limit < math.inf:
         raise value_error(
             tool, "--time-limit", "seconds above 0", asked.time_limit, "Omit --time-limit"
@@ -260,7 +257,6 @@ def run_experiments(
     if asked.out.is_dir():
         raise value_error(tool, "--out", "a file", f"the folder {str(asked.out)!r}", "Name a file")
     names = _chosen(tool, asked.data, asked.matrices, defaults)
-    alone = generated or {}
     begun = time.perf_counter()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = True  # what rsh, acc and voltrix need in float32
@@ -326,17 +322,40 @@ def run_experiments(
 
 
 def run_study(
-    parser: argparse.ArgumentParser,
+    tool: str,
+    about: str | None,
     arguments: Sequence[str],
-    study: Callable[[argparse.Namespace], int],
+    experiments: Mapping[str, Callable[[Case], Found]],
+    *,
+    need_gpu: Sequence[str],
+    matrices: Sequence[str],
+    generated: Mapping[str, Callable[[torch.device], Found]] | None = None,
+    on_request: Sequence[str] = (),
 ) -> int:
-    """Parse the common options of studies, run one, and return the exit code."""
+    """Run the study that the arguments ask for and return the exit code.
+
+    Experiments in ``generated`` need no matrix; each returns what was wrong under ``wrong``. Those
+    in ``on_request`` are run only if they are named.
+    """
+    alone = generated or {}
+    known = (*alone, *experiments)
+    parser = argparse.ArgumentParser(prog=tool, description=(about or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=not alone, help="folder of matrix files")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--matrices", help="names, comma-separated; the study's own if omitted")
+    usual = ",".join(name for name in known if name not in on_request)
+    parser.add_argument("--only", default=usual, help=f"of {', '.join(known)}; {usual} if omitted")
+    parser.set_defaults(order="identity")
+    if not alone:
+        parser.add_argument("--order", help="row order of most experiments")
     parser.add_argument("--time-limit", type=float, default=150.0, help="seconds in all")
     parser.add_argument("--commit", default="", help="commit to record if git is missing")
     asked = parser.parse_args(list(arguments))
     try:
+        only = [one_of(tool, "--only", name, known) for name in asked.only.split(",")]
+        one_of(tool, "--order", asked.order, REORDERERS)
         with torch.no_grad():
-            return study(asked)
+            return _run_experiments(tool, asked, experiments, only, need_gpu, matrices, alone)
     except (ValueError, OSError) as error:
-        note(f"{parser.prog}: error: {error}")
+        note(f"{tool}: error: {error}")
         return 2

@@ -16,19 +16,16 @@ without a hand-over are wrong by design and are not compared. ``tools.study`` sa
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from sparsetile.core.checks import one_of
 from sparsetile.core.timer import time_product
 from sparsetile.formats import BMat
 from sparsetile.formats.bmat import WINDOW_ROWS
@@ -39,7 +36,7 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.systems import registry
 from sparsetile.systems.voltrix.cost import COPY_SHARE
 from sparsetile.tune.fit import fit_readings, readings_of, with_window_tiles
-from tools.study import BUDGET, Case, Found, dtype_name, run_experiments, run_study
+from tools.study import BUDGET, Case, Found, dtype_name, run_study
 
 MATRICES = (
     "ogbl-ddi", "DD", "pkustk04", "bcsstk32", "ex11", "std1_Jac3", "viscorocks", "kim1",
@@ -185,23 +182,11 @@ MEASURED: dict[str, Callable[[Case], Found]] = {
 EXPERIMENTS = (*GENERATED, *MEASURED)
 
 
-def _study(asked: argparse.Namespace) -> int:
-    wanted = (asked.only or ",".join(EXPERIMENTS)).split(",")
-    only = [one_of("voltrix_study", "--only", name, EXPERIMENTS) for name in wanted]
-    return run_experiments("voltrix_study", asked, MEASURED, only, EXPERIMENTS, MATRICES, GENERATED)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run the study that the arguments ask for and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="voltrix_study", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--data", type=Path, help="folder of matrix files")
-    parser.add_argument("--matrices", help="names, comma-separated; a default list if omitted")
-    parser.add_argument("--only", help=f"of {', '.join(EXPERIMENTS)}; all if omitted")
-    parser.set_defaults(order="identity")
-    return run_study(parser, arguments, _study)
+    return run_study(
+        "voltrix_study", __doc__, arguments, MEASURED,
+        need_gpu=EXPERIMENTS, matrices=MATRICES, generated=GENERATED,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def test_cases_reach_every_system_of_the_device_and_every_container():
     assert {case.reduce for case in cases} == {"sum", "mean", "max", "min"}
     on_gpu = [draw(1, k, "cuda") for k in range(3000)]
     assert {case.system for case in on_gpu} == {"auto", *systems_of("cuda")}
-    assert {"graph", "streams"} <= {case.action for case in on_gpu}
+    assert {"graph"} <= {case.action for case in on_gpu}
 
 
 def test_torch_settings_are_put_back(tmp_path):
