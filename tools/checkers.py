@@ -400,14 +400,6 @@ def run_checkers(
             raise
 
 
-def run_checker(root: Path, tool: str, **how: Any) -> dict[str, Any]:
-    """Run one tool over the products and return its entry of the record (:func:`run_checkers`)."""
-    ((_, found),) = run_checkers(root, [tool], **how)
-    if isinstance(found, RuntimeError):
-        raise found
-    return found
-
-
 def write_checkers(entries: dict[str, dict[str, Any]], folder: Path) -> tuple[Path, dict[str, Any]]:
     """Write entries by tool to ``folder/<gpu>/checkers.json``; return its path and content.
 

@@ -30,7 +30,6 @@ from sparsetile.cli.console import note, print_table
 from sparsetile.core.device import H200
 from sparsetile.data.catalog import load
 from sparsetile.engines.request import Request
-from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.tune import predict_systems
@@ -119,11 +118,6 @@ def collect(
     return {product: times for product, times in ours.items() if len(times) > 1}, best
 
 
-def _with_values(csr: CSR, weighted: bool) -> CSR:
-    values = torch.ones(csr.nnz) if weighted else None
-    return CSR(csr.indptr, csr.indices, values, csr.shape)
-
-
 def choices(
     ours: dict[Product, dict[str, float]], best: dict[Product, float], data: Path
 ) -> Iterator[Choice]:
@@ -139,7 +133,7 @@ def choices(
         orders = {name: REORDERERS[name](csr) for name in {p.order for p in products}}
         for product in products:
             request = Request(
-                _with_values(csr, product.weighted),
+                csr.with_values(torch.ones(csr.nnz) if product.weighted else None),
                 n=product.n,
                 dtype=getattr(torch, product.dtype),
                 permutation=orders[product.order],

@@ -149,9 +149,9 @@ def reach_of_tests(checkout: Checkout, folder: Path, kept: Path, parallel: int) 
     missing = [test for test, path in paths.items() if not path.with_suffix(".json").is_file()]
     jobs = [
         HostJob(
-            test.relative_to(checkout.root).as_posix(), str(checkout.root), "",
-            [str(path) for path in checkout.files], [test.relative_to(checkout.root).as_posix()],
-            str(folder / f"lines-{number}"), FILE_LIMIT, FILE_LIMIT,
+            test.relative_to(checkout.root).as_posix(), str(checkout.root),
+            [test.relative_to(checkout.root).as_posix()], str(folder / f"lines-{number}"),
+            FILE_LIMIT, FILE_LIMIT, files=[str(path) for path in checkout.files],
         )
         for number, test in enumerate(missing)
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from tools import mutant_import
-from tools.mutant_runner import Progress, run_jobs
+from tools.mutant_runner import AnyJob, Progress, run_jobs
 
 # What the package and its tests import, if it is installed. None of it imports the package.
 PRELOAD = (
@@ -42,17 +42,11 @@ FIRST = 12
 
 
 @dataclass(frozen=True)
-class HostJob:
-    """One run of pytest."""
+class HostJob(AnyJob):
+    """Tests in the order to run them, or one file of tests."""
 
-    name: str  # for messages
-    root: str  # folder to run in
-    code: str  # a mutant, as ``tools/mutant_import.py`` reads it; empty for none
-    files: list[str]  # if any, note which of their lines each test runs
-    tests: list[str]  # in the order to run them, or one file of tests
-    folder: str  # where the job writes all its files
-    test_limit: float  # seconds of one test
-    limit: float  # seconds of the whole job
+    code: str = ""  # a mutant, as ``tools/mutant_import.py`` reads it
+    files: list[str] = field(default_factory=list)  # note which of their lines each test runs
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -31,32 +31,25 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Job:
+class AnyJob:
     """One run of pytest."""
 
     name: str  # for messages
     root: str  # folder to run in
-    tree: str  # replaces the package's device tree; empty for its own
-    tests: list[str]  # pytest arguments: files and options
-    systems: list[str]  # of tests with a parameter ``system`` only these run; all if empty
-    leave_out: str  # regular expression of ids of tests that do not run
-    folder: str  # where the job writes its files and its kernel cache
+    tests: list[str]
+    folder: str  # where the job writes its files
     test_limit: float  # seconds of one test
     limit: float  # seconds of the whole job
-    first: str = ""  # test to run before all others, if it is among them
 
 
-class AnyJob(Protocol):
-    """What running a job and watching it needs to know."""
+@dataclass(frozen=True)
+class Job(AnyJob):
+    """Files of tests and options against a device tree."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def test_limit(self) -> float: ...
-    @property
-    def limit(self) -> float: ...
+    tree: str  # replaces the package's device tree; empty for its own
+    systems: list[str]  # of tests with a parameter ``system`` only these run; all if empty
+    leave_out: str  # regular expression of ids of tests that do not run
+    first: str  # test to run before all others, if it is among them
 
 
 Run = Callable[[Any], dict[str, Any]]  # takes a job, returns what its result says

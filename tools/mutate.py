@@ -154,8 +154,8 @@ def _jobs(chosen: Sequence[Mutation], folder: Path) -> list[Job]:
         place.mkdir(parents=True)
         asked = SUITES[suite]
         return Job(
-            name, str(ROOT), tree, [*asked.tests, "-m", "gpu"], list(asked.systems),
-            asked.leave_out, str(place), TEST_SECONDS, JOB_SECONDS, first,
+            name, str(ROOT), [*asked.tests, "-m", "gpu"], str(place), TEST_SECONDS, JOB_SECONDS,
+            tree, list(asked.systems), asked.leave_out, first,
         )  # fmt: skip
 
     found = [

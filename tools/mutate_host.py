@@ -88,8 +88,8 @@ def _jobs(
         code.write_bytes(module.encode() + b"\n" + marshal.dumps(mutant(place, checkout.package)))
         name = f"{place.file}:{place.line} {place.change}"
         jobs[place] = HostJob(
-            name, str(checkout.root), str(code), [], tests,
-            str(folder / f"mutant-{number}"), TEST_LIMIT, JOB_LIMIT,
+            name, str(checkout.root), tests, str(folder / f"mutant-{number}"), TEST_LIMIT,
+            JOB_LIMIT, str(code),
         )  # fmt: skip
     return jobs
 
@@ -99,9 +99,7 @@ def failing(tests: Iterable[str], checkout: Checkout, folder: Path) -> set[str]:
     left, found = sorted(set(tests)), set[str]()
     for turn in range(len(left)):
         place = str(folder / f"again-{turn}")
-        job = HostJob(
-            "tests again", str(checkout.root), "", [], left, place, FILE_LIMIT, FILE_LIMIT
-        )
+        job = HostJob("tests again", str(checkout.root), left, place, FILE_LIMIT, FILE_LIMIT)
         (result,) = start([job], checkout, folder, 1)
         if outcome_of(result) == "survived":
             break

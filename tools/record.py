@@ -121,16 +121,12 @@ def run_tests(
             "verify", "-k", "an expression that pytest understands", repr(expression),
             "See the output above",
         )  # fmt: skip
-    if found["exit"] not in (0, 1, 5) and not _failures(found["tests"]):
+    if found["exit"] not in (0, 1, 5) and "failed" not in found["tests"].values():
         raise RuntimeError(
             f"verify: the tests must run to their end, got exit code {found['exit']} from "
             "pytest. See its output above."
         )
     return found["tests"], there
-
-
-def _failures(tests: Mapping[str, str]) -> list[str]:
-    return [name for name, outcome in tests.items() if outcome == "failed"]
 
 
 def machine_facts() -> dict[str, Any]:

@@ -94,7 +94,10 @@ def bench(
 ) -> None:
     """Measure a suite of matrices against the best baselines, or compare two runs."""
     if list_suites:
-        _list_suites()
+        from sparsetile.bench.suites import load_suite, suite_names
+
+        for name in suite_names():
+            print_text(f"{name:12s} {load_suite(name).title}")
         return
     if compare is not None:
         raise typer.Exit(_compare(compare[0], compare[1], as_json))
@@ -109,13 +112,6 @@ def bench(
         "commit": commit,
     }  # fmt: skip
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
-
-
-def _list_suites() -> None:
-    from sparsetile.bench.suites import load_suite, suite_names
-
-    for name in suite_names():
-        print_text(f"{name:12s} {load_suite(name).title}")
 
 
 def _command_line(words: list[str]) -> str:

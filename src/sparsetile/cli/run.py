@@ -46,10 +46,6 @@ _CHECKED_ELEMENTS = 2**27
 _RIGHT = ("nnz", "N", "time", "GFLOP/s", "GB/s", "of floor", "error")
 
 
-def _random_values(csr: CSR, generator: torch.Generator) -> CSR:
-    return csr.with_values(torch.randn(csr.nnz, generator=generator))
-
-
 def _note_overflow(name: str, csr: CSR, dtype: torch.dtype) -> None:
     if csr.values is None:
         return
@@ -187,7 +183,9 @@ def run(
     dtype_of("run", dtype)  # refused before anything is read
     place = resolve_device("run", device)
     options: dict[str, Any] = {
-        "system": one_of("run", "--system", system, ["auto", *_system_names()]),
+        "system": one_of(
+            "run", "--system", system, ["auto", *(row["name"] for row in sparsetile.systems())]
+        ),
         "reduce": reduce_name("run", reduce),
         "reorder": one_of("run", "--reorder", reorder, ["auto", *REORDERERS]),
         "tune": one_of("run", "--tune", tune, ["model", "measure"]),
@@ -216,10 +214,6 @@ def run(
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def _system_names() -> list[str]:
-    return [row["name"] for row in sparsetile.systems()]
-
-
 def _products(
     name: str, data: Path | None, weighted: bool, widths: Sequence[int], dtype: str,
     device: torch.device, options: dict[str, Any],
@@ -227,7 +221,8 @@ def _products(
     with activity(f"reading {name}"):
         csr = load_matrix(name, data)
         if weighted and csr.values is None:
-            csr = _random_values(csr, torch.Generator().manual_seed(options["seed"] + 1))
+            generator = torch.Generator().manual_seed(options["seed"] + 1)
+            csr = csr.with_values(torch.randn(csr.nnz, generator=generator))
         kind = dtype_of("run", dtype, csr)
         _note_overflow(name, csr, kind)
     for n in widths:
