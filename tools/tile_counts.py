@@ -10,27 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from torch import Tensor
 
-from sparsetile.check.tiling import Sample, sample_pairs, take_rows
 from sparsetile.core.checks import one_of
 from sparsetile.data.catalog import load
+from sparsetile.formats.bittcf import TILE_COLUMNS
+from sparsetile.formats.window_split import count_columns
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 from tools.study import find_order
 
-# Heights of the windows in which distinct columns are counted; each divides the next.
+# Heights of the windows in which distinct columns are counted.
 WINDOWS = (8, 16, 64)
-# Columns of a tile, in every format that has tiles.
-_TILE_COLUMNS = 8
-# Entries that are counted at a time: their keys stay within a few hundred megabytes.
-_CHUNK_ENTRIES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -68,29 +64,13 @@ def _windows(counts: Counts, height: int) -> int:
     return -(-counts.rows // height)
 
 
-def _chunks(csr: CSR, perm: torch.Tensor | None, most: int) -> Iterator[Sample]:
-    """Cut a matrix, rows in order, at multiples of the highest window; ``most`` entries a piece."""
-    rows, block = csr.shape[0], WINDOWS[-1]
-    order = np.arange(rows) if perm is None else perm.cpu().numpy()
-    ends = np.cumsum(np.diff(csr.indptr.numpy())[order])
-    begin = before = 0
-    while begin < rows:
-        last = int(np.searchsorted(ends, before + most, side="right"))
-        end = min(max(last // block * block, begin + block), rows)
-        yield take_rows(csr, order[begin:end])
-        begin, before = end, int(ends[end - 1])
-
-
-def count_tiles(csr: CSR, perm: torch.Tensor | None = None, most: int = _CHUNK_ENTRIES) -> Counts:
-    """Count pairs and tiles of a whole matrix on the host.
-
-    Memory depends on ``most``, the entries counted at a time; the result does not.
-    """
-    pairs, tiles = dict.fromkeys(WINDOWS, 0), dict.fromkeys(WINDOWS, 0)
-    for chunk in _chunks(csr, perm, most):
-        for window, owner in sample_pairs(chunk, WINDOWS):
-            pairs[window] += owner.size
-            tiles[window] += int((-(-np.bincount(owner) // _TILE_COLUMNS)).sum())
+def count_tiles(csr: CSR, perm: Tensor | None = None) -> Counts:
+    """Count pairs and tiles of a matrix in the row order ``perm``."""
+    pairs, tiles = dict[int, int](), dict[int, int]()
+    for height in WINDOWS:
+        columns = count_columns(csr, perm, height).pairs[::height]
+        pairs[height] = int(columns.sum())
+        tiles[height] = int(((columns + TILE_COLUMNS - 1) // TILE_COLUMNS).sum())
     return Counts(csr.shape[0], csr.nnz, pairs, tiles)
 
 

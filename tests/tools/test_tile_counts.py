@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as some
 from tools.tile_counts import STORAGES, Counts, count_tiles, main
 
 from sparsetile.formats import BitTCF
 from sparsetile.formats.column_pairs import distinct_pairs
-from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.contracts.cases import MATRICES, csr_of
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -29,20 +27,6 @@ def test_tiles_and_bytes_are_those_of_the_packed_format(name, shuffled):
         assert counts.nnz_per_tile == pytest.approx(packed.mean_tile_entries)
     for window, pairs in counts.pairs.items():
         assert pairs == distinct_pairs(csr, window, order)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=some.integers(0, 300),
-    columns=some.integers(0, 30),
-    density=some.floats(0, 0.6),
-    most=some.integers(1, 500),
-    seed=some.integers(0, 2**31 - 1),
-)
-def test_counting_piece_by_piece_changes_nothing(rows, columns, density, most, seed):
-    csr = csr_of(random_matrix(rows, columns, density, seed=seed))
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows))
-    assert count_tiles(csr, order, most=most) == count_tiles(csr, order)
 
 
 def test_the_counts_of_a_full_matrix_are_known():
