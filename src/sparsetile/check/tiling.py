@@ -5,7 +5,6 @@ Large matrices are sampled: groups of consecutive rows, spread evenly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,8 @@ from sparsetile.formats.column_pairs import window_pairs
 from sparsetile.intake.csr import CSR
 
 __all__ = [
-    "TILES", "WINDOWS", "Sample", "TileStats", "length_bins", "sample_pairs", "sample_rows",
-    "sharing", "take_rows", "tile_stats",
+    "TILES", "WINDOWS", "Sample", "TileStats", "length_bins", "sample_rows", "sharing",
+    "tile_stats",
 ]  # fmt: skip
 
 # Tile of each format: (name, rows of a window, columns of a tile, condensed or not).
@@ -68,15 +67,6 @@ class Sample:
         return self.share < 1.0
 
 
-def take_rows(csr: CSR, order: NDArray[np.int64]) -> Sample:
-    """Take the entries of the rows named in ``order``, in that order."""
-    part, _ = csr.with_values(None).select_rows(torch.from_numpy(order))
-    share = part.nnz / csr.nnz if csr.nnz else 1.0
-    return Sample(
-        part.row_ids().numpy(), part.indices.numpy().astype(np.int64), csr.shape[1], share
-    )
-
-
 def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENTRIES) -> Sample:
     """Take a matrix's entries under a row order; of a large one about ``most`` of them."""
     rows = csr.shape[0]
@@ -87,23 +77,19 @@ def sample_rows(csr: CSR, perm: torch.Tensor | None = None, most: int = _MAX_ENT
         first = (np.arange(wanted) * blocks // wanted) * _BLOCK
         places = (first[:, None] + np.arange(_BLOCK)).reshape(-1)
         order = order[places[places < rows]]
-    return take_rows(csr, order)
-
-
-def sample_pairs(
-    sample: Sample, windows: Sequence[int] = WINDOWS
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each height of ``windows`` with the window of every distinct (window, column) pair."""
-    rows, cols = torch.from_numpy(sample.rows), torch.from_numpy(sample.cols)
-    for window, owner in window_pairs(rows, cols, sample.columns, windows):
-        yield window, owner.numpy()
+    part, _ = csr.with_values(None).select_rows(torch.from_numpy(order))
+    share = part.nnz / csr.nnz if csr.nnz else 1.0
+    return Sample(
+        part.row_ids().numpy(), part.indices.numpy().astype(np.int64), csr.shape[1], share
+    )
 
 
 def sharing(sample: Sample) -> dict[int, float]:
     """Entries per distinct (window, column), by height of the window; 1 if nothing is shared."""
+    rows, cols = torch.from_numpy(sample.rows), torch.from_numpy(sample.cols)
     return {
-        window: sample.cols.size / owner.size if owner.size else 0.0
-        for window, owner in sample_pairs(sample)
+        window: cols.numel() / owner.numel() if owner.numel() else 0.0
+        for window, owner in window_pairs(rows, cols, sample.columns, WINDOWS)
     }
 
 
