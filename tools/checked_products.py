@@ -30,7 +30,7 @@ from sparsetile import CSR, Plan
 from sparsetile.check.reference import attended, dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
-from sparsetile.intake.csr import FP8
+from sparsetile.intake.csr import FP8, offsets
 from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
 from sparsetile.launch.gather import gather_rows, gathers
 from sparsetile.layers.edge_rows import EdgeRows
@@ -304,10 +304,8 @@ def _layer_weight() -> tuple[CSR, Tensor]:
     rows, cols = LAYER_SHAPE
     block = torch.arange(rows).unsqueeze(1) // 64 + torch.arange(cols) // 64
     row, col = (block % 3 != 0).nonzero().T
-    indptr = torch.zeros(rows + 1, dtype=torch.int64)
-    indptr[1:] = torch.bincount(row, minlength=rows).cumsum(0)
     values = (torch.arange(row.numel(), dtype=torch.float64) % 5 - 2) / 2
-    return CSR(indptr, col.int(), None, LAYER_SHAPE), values
+    return CSR(offsets(torch.bincount(row, minlength=rows)), col.int(), None, LAYER_SHAPE), values
 
 
 def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: Watched) -> None:

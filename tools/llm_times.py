@@ -26,6 +26,7 @@ from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.timer import time_product
 from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseConfig, SparseLinear, sparse_attention, sparsify_
+from tools.host_time import host_microseconds
 from tools.llm_decoder import QWEN_7B, TINY, Cache, Decoder, DecoderSize
 
 PARTS = ("layers", "prefill", "prefill-sparse", "decode")
@@ -189,15 +190,16 @@ def _layer_times(
     got = layer(x)
     error = _error(layer, x, got)
     sparse = time_product(lambda: layer(x), device)
-    method = "host"
+    method, host = "host", None
     if device.type == "cuda":
+        host = host_microseconds({"layer": lambda: layer(x)}, _HOST_CALLS, 1)["layer"] / 1e6
         taken = block_layer(layer._recipe)
         has_bias, prefers = bias is not None, layer.prefer == "speed"
         method = taken.method(tokens, weight.dtype, device, has_bias, prefers)
     return {
         "tokens": tokens, "way": method, "seconds": sparse.median, "dense_seconds": dense[tokens],
         "over_dense": dense[tokens] / sparse.median, "method": sparse.method,
-        "host_seconds": _host_seconds(lambda: layer(x), device),
+        "host_seconds": host,
         "bytes": sum(layer.memory().values()), "dense_bytes": weight.nbytes,
         "status": "ok" if error <= _ERROR else "wrong", "error": error,
     }  # fmt: skip
@@ -209,20 +211,6 @@ def _error(layer: SparseLinear, x: Tensor, got: Tensor) -> float:
     bias = None if layer.bias is None else layer.bias.float()
     expected = functional.linear(x[some].float(), layer.to_dense().float(), bias)
     return float((got[some].float() - expected).abs().max() / expected.abs().max())
-
-
-def _host_seconds(call: Callable[[], object], device: torch.device) -> float | None:
-    """Seconds until a call returns, before the GPU is done; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    call()
-    torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    for _ in range(_HOST_CALLS):
-        call()
-    spent = time.perf_counter() - begun
-    torch.cuda.synchronize(device)
-    return spent / _HOST_CALLS
 
 
 # -- models -------------------------------------------------------------------------------------

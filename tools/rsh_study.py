@@ -37,6 +37,7 @@ from sparsetile.formats.fragments import fragment_elements
 from sparsetile.formats.rstile import RSTile
 from sparsetile.formats.window_split import Counts, Partition, split_by_cost, split_by_threshold
 from sparsetile.intake.csr import CSR
+from sparsetile.nn.gcn import gcn_matrix
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.rsh.system import RSHSystem
@@ -219,15 +220,7 @@ def planning(case: Case) -> Found:
 
 def gcn_adjacency(csr: CSR) -> CSR:
     """Return D^-1/2 (P + I) D^-1/2 of a square matrix's pattern P; D has the row sums."""
-    rows = csr.shape[0]
-    diagonal = torch.arange(rows, device=csr.device)
-    keys = torch.cat([csr.row_ids() * rows + csr.indices, diagonal * (rows + 1)]).unique()
-    row, column = keys // max(rows, 1), keys % max(rows, 1)
-    degree = torch.bincount(row, minlength=rows)
-    indptr = torch.zeros(rows + 1, dtype=torch.int64, device=csr.device)
-    torch.cumsum(degree, 0, out=indptr[1:])
-    scale = degree.float().rsqrt()
-    return CSR(indptr, column.to(torch.int32), scale[row] * scale[column], csr.shape)
+    return gcn_matrix(torch.stack([csr.indices.long(), csr.row_ids()]), csr.shape[0])
 
 
 Spmm = Callable[[Tensor], Tensor]

@@ -34,6 +34,7 @@ from sparsetile import CSR, Plan
 from sparsetile.check.reference import dot_products, reference
 from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError
+from sparsetile.intake.csr import offsets
 from sparsetile.systems import SYSTEMS
 from tools.fuzz_pool import check_usage, described, proof, read_run, run_tool
 
@@ -53,9 +54,7 @@ FEWEST = {"plans": 10_000, "streams": 4, "threads": 8, "seconds": 60}
 
 def _pattern(rows: int, cols: int, chosen: Tensor) -> CSR:
     row, col = chosen.nonzero().T
-    indptr = torch.zeros(rows + 1, dtype=torch.int64)
-    indptr[1:] = torch.bincount(row, minlength=rows).cumsum(0)
-    return CSR(indptr, col.int(), None, (rows, cols))
+    return CSR(offsets(torch.bincount(row, minlength=rows)), col.int(), None, (rows, cols))
 
 
 def _matrices(rng: torch.Generator) -> dict[str, CSR]:
