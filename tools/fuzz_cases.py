@@ -7,7 +7,7 @@ to replay a failure. :func:`_settle` says which combinations are omitted, and wh
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -132,7 +132,7 @@ class Case:
         return "large" if longer > 300 else "small"
 
 
-def _weighted(rng: random.Random, weights: dict[Choice, int]) -> Choice:
+def weighted(rng: random.Random, weights: Mapping[Choice, int]) -> Choice:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
@@ -160,10 +160,10 @@ def draw(seed: int, number: int, device: str) -> Case:
         seed=seed,
         number=number,
         device=device,
-        action=_weighted(rng, actions),
+        action=weighted(rng, actions),
         rows=rows,
         cols=cols,
-        structure=_weighted(rng, STRUCTURES),
+        structure=weighted(rng, STRUCTURES),
         duplicates=rng.random() < 0.3,
         unsorted=rng.random() < 0.4,
         container=rng.choice(CONTAINERS),
@@ -171,7 +171,7 @@ def draw(seed: int, number: int, device: str) -> Case:
         weighted=rng.random() < 0.7,
         values_dtype=rng.choice((*dtypes, "int32")),
         scale=rng.choice((1.0,) * 8 + (2.0**-12, 2.0**13)),
-        special_a=_weighted(rng, SPECIALS_A),
+        special_a=weighted(rng, SPECIALS_A),
         dtype=rng.choice(dtypes),
         dtype_given=rng.random() < 0.6,
         n=rng.choice(WIDTHS),
@@ -181,15 +181,15 @@ def draw(seed: int, number: int, device: str) -> Case:
         reorder_columns=rng.random() < 0.12,
         deterministic=rng.choice((None, None, True)),
         tf32=rng.random() < 0.5,
-        layout=_weighted(rng, LAYOUTS),
-        lead=_weighted(rng, LEADS),
-        special_b=_weighted(rng, SPECIALS_B),
-        out=_weighted(rng, OUTS),
+        layout=weighted(rng, LAYOUTS),
+        lead=weighted(rng, LEADS),
+        special_b=weighted(rng, SPECIALS_B),
+        out=weighted(rng, OUTS),
         alpha=rng.choice((1.0, 1.0, 1.0, 2.0, -0.5, 0.3, 0.0)),
         beta=rng.choice((0.0, 0.0, 1.0, -0.5)),
         bias=rng.random() < 0.3,
         relu=rng.random() < 0.3,
-        reduce=_weighted(rng, {"sum": 5, "mean": 2, "max": 2, "min": 2}),
+        reduce=weighted(rng, {"sum": 5, "mean": 2, "max": 2, "min": 2}),
         wide_result=rng.random() < 0.15,
         followed=rng.random() < 0.4,
         tune="measure" if rng.random() < 0.01 else "model",

@@ -18,7 +18,7 @@ import sparsetile as st
 from sparsetile import nn as ours
 from sparsetile import pyg
 from tools.fuzz_inputs import torch_dtype
-from tools.fuzz_layers import LayerCase
+from tools.fuzz_layers import WEIGHTED, LayerCase
 
 Named = dict[str, Tensor]
 
@@ -118,7 +118,10 @@ class Subject:
 
     def call(self, x: Tensor) -> Tensor:
         """The call that is tested."""
-        raise NotImplementedError
+        assert self.module is not None
+        weights = (self.weight,) if self.case.layer in WEIGHTED else ()
+        found: Tensor = self.module(x, self.edges, *weights)
+        return found
 
     def result(self, v: Named, absolute: bool = False) -> Tensor:
         """The same in float64."""
@@ -240,11 +243,6 @@ class SAGE(Subject):
     def build(self) -> Callable[..., nn.Module]:
         return ours.SAGEConv
 
-    def call(self, x: Tensor) -> Tensor:
-        assert self.module is not None
-        found: Tensor = self.module(x, self.edges)
-        return found
-
     def result(self, v: Named, absolute: bool = False) -> Tensor:
         out = linear(v, "lin_l", self.neighbours(v, v["x"], self.case.reduce, absolute))
         return out + linear(v, "lin_r", v["x"]) if self.case.loops else out
@@ -262,11 +260,6 @@ class GIN(Subject):
 
     def build(self) -> Callable[..., nn.Module]:
         return ours.GINConv
-
-    def call(self, x: Tensor) -> Tensor:
-        assert self.module is not None
-        found: Tensor = self.module(x, self.edges)
-        return found
 
     def result(self, v: Named, absolute: bool = False) -> Tensor:
         out = self.neighbours(v, v["x"], "sum", absolute) + (1 + v["eps"]) * v["x"]
@@ -286,11 +279,6 @@ class GAT(Subject):
             case.width, case.out, heads=case.heads, concat=self.concat, bias=case.bias,
             add_self_loops=case.loops, flow=case.flow,
         )  # fmt: skip
-
-    def call(self, x: Tensor) -> Tensor:
-        assert self.module is not None
-        found: Tensor = self.module(x, self.edges)
-        return found
 
     def _parts(self, v: Named) -> tuple[Tensor, Tensor, Tensor]:
         """Sources, targets and attention of the edges."""
@@ -367,10 +355,7 @@ class PygGCN(GCN):
     def build(self) -> Callable[..., nn.Module]:
         return _of_pyg("GCNConv")  # type: ignore[no-any-return]
 
-    def call(self, x: Tensor) -> Tensor:
-        assert self.module is not None
-        found: Tensor = self.module(x, self.edges, self.weight)
-        return found
+    call = Subject.call
 
 
 class PygSAGE(SAGE):
@@ -389,11 +374,6 @@ class PygGraph(Subject):
         options = {"aggr": case.reduce, "bias": case.bias, "flow": case.flow}
         self.module = _of_pyg("GraphConv")(case.width, case.out, **options)
         self.smooth = case.reduce in ("sum", "mean")
-
-    def call(self, x: Tensor) -> Tensor:
-        assert self.module is not None
-        found: Tensor = self.module(x, self.edges, self.weight)
-        return found
 
     def result(self, v: Named, absolute: bool = False) -> Tensor:
         out = linear(v, "lin_rel", self.neighbours(v, v["x"], self.case.reduce, absolute))

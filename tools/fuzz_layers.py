@@ -15,7 +15,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw
+from tools.fuzz_cases import CASES_OF_A_SEED, Case, draw, weighted
 
 # Values of --kind, and the percentage of layers with "all".
 KINDS = ("all", "products", "layers")
@@ -130,21 +130,17 @@ def draw_case(seed: int, number: int, device: str, kind: str) -> Case | LayerCas
     return (draw_layer if kind == "layers" else draw)(seed, number, device)
 
 
-def _pick(rng: random.Random, weights: Mapping[str, int]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
-
-
 def draw_layer(seed: int, number: int, device: str) -> LayerCase:
     """Return layer case ``number`` of a seed, for a type of device."""
     rng = random.Random(f"layer:{seed}:{number}")
-    layer, calls = _pick(rng, LAYERS), rng.choice((2, 2, 3))
+    layer, calls = weighted(rng, LAYERS), rng.choice((2, 2, 3))
     nodes = rng.choice((1, 2, 3, 5, 8, 12, 17, 25, 40, 60))
     case = LayerCase(
         seed=seed,
         number=number,
         device=device,
         layer=layer,
-        dtype=_pick(rng, {"float32": 10, "float64": 6, "float16": 2, "bfloat16": 2}),
+        dtype=weighted(rng, {"float32": 10, "float64": 6, "float16": 2, "bfloat16": 2}),
         nodes=nodes,
         edges=rng.choice((0, 1, 2, nodes, 2 * nodes, 4 * nodes)),
         parallel=rng.random() < 0.4,
@@ -165,7 +161,7 @@ def draw_layer(seed: int, number: int, device: str) -> LayerCase:
         inference=rng.random() < 0.08,
         short_lived=rng.random() < 0.3,
         tf32=rng.random() < 0.5,
-        modes=tuple(_pick(rng, MODES) for _ in range(calls)),
+        modes=tuple(weighted(rng, MODES) for _ in range(calls)),
         edits=(),
         pick=rng.randrange(10_000),
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
-from tools.fuzz_cases import CASES_OF_A_SEED
+from tools.fuzz_cases import CASES_OF_A_SEED, weighted
 
 # Jobs on a plan, and how often.
 PLAN_JOBS = {
@@ -86,20 +85,16 @@ class StressCase:
                 "job": jobs}  # fmt: skip
 
 
-def _pick(rng: random.Random, weights: Mapping[str, int]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
-
-
 def draw(seed: int, number: int, device: str) -> StressCase:
     """Return case ``number`` of a seed, for a type of device."""
     rng = random.Random(f"stress:{seed}:{number}")
-    subject = _pick(rng, SUBJECTS)
+    subject = weighted(rng, SUBJECTS)
     jobs = PLAN_JOBS if subject in ("plan", "spmm") else LAYER_JOBS
     sizes = list(SIZES), list(SIZES.values())
     rows = rng.choices(*sizes)[0]
     systems = sorted(name for name in SYSTEMS if device in SYSTEMS[name].devices)
     own = [name for name in ("csr", "cpu") if name in systems]
-    dtype = _pick(rng, DTYPES)
+    dtype = weighted(rng, DTYPES)
     case = StressCase(
         seed=seed,
         number=number,
@@ -123,7 +118,7 @@ def draw(seed: int, number: int, device: str) -> StressCase:
         swapped=rng.random() < 0.2,
         pick=rng.randrange(10_000),
         jobs=tuple(
-            tuple(_pick(rng, jobs) for _ in range(rng.choice((2, 3, 5))))
+            tuple(weighted(rng, jobs) for _ in range(rng.choice((2, 3, 5))))
             for _ in range(rng.choice((2, 2, 3)))
         ),
     )
