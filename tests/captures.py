@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
-
-import pytest
-import torch
 
 from sparsetile.core.epoch import epoch
 
@@ -23,13 +21,12 @@ class FakeGraph:
         self.epochs.append(epoch())
 
     @classmethod
-    def put_into(cls, monkeypatch: pytest.MonkeyPatch) -> FakeGraph:
+    def put_into(cls, torch_cuda: Callable[..., None]) -> FakeGraph:
         """Let torch.cuda make this graph, and run what is captured as usual."""
         made = cls()
         stream = SimpleNamespace(wait_stream=lambda other: None)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-        monkeypatch.setattr(torch.cuda, "stream", lambda given: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
-        monkeypatch.setattr(torch.cuda, "graph", lambda given: contextlib.nullcontext())
+        torch_cuda(
+            Stream=stream, current_stream=stream, stream=contextlib.nullcontext(),
+            CUDAGraph=made, graph=contextlib.nullcontext(),
+        )  # fmt: skip
         return made

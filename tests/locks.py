@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["Slow", "at_once", "waits_for"]
+import pytest
+
+__all__ = ["Slow", "at_once", "slowed", "waits_for"]
 
 SECONDS = 0.2  # far longer than what is called takes
 
@@ -36,6 +38,13 @@ class Slow:
             return self._function(*arguments, **named)
         finally:
             self._running -= 1
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Slow:
+    """Make the owner's function slow."""
+    slow = Slow(getattr(owner, name))
+    monkeypatch.setattr(owner, name, lambda *given, **named: slow(*given, **named))
+    return slow
 
 
 def at_once(call: Callable[[], Any], threads: int = 2) -> list[Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -25,11 +23,9 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def probe() -> dict:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stderr == ""
+def probe(interpreter) -> dict:
+    done = interpreter(_PROBE)
+    assert done.returncode == 0 and done.stderr == ""
     return json.loads(done.stdout)
 
 
@@ -42,6 +38,11 @@ def test_importing_does_not_initialise_cuda(probe):
 )
 def test_importing_loads_no_heavy_library(probe, library):
     assert [name for name in probe["added"] if name.split(".")[0] == library] == []
+
+
+def test_importing_loads_nothing_that_only_proves_or_shows(probe):
+    ours = {name.split(".")[1] for name in probe["added"] if name.startswith("sparsetile.")}
+    assert ours and not ours & {"bench", "cli", "check"}
 
 
 def test_importing_does_not_load_torch_s_tracer(probe):

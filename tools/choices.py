@@ -187,11 +187,11 @@ def accuracy(found: Sequence[Choice]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE.jsonl")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     torch.backends.cuda.matmul.allow_tf32 = True  # the records of tiles in float32 are TF32
     try:
         records = [record for path in given.records for record in read_records(path)[0]]

@@ -14,9 +14,9 @@ ROW_BYTES = 128
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(constants) -> None:
     """A cache of 512 rows of B, an eighth of the matrices here."""
-    monkeypatch.setattr(l2_reloads, "CACHE_BYTES", 512 * ROW_BYTES)
+    constants(l2_reloads, CACHE_BYTES=512 * ROW_BYTES)
 
 
 def matrix(columns: torch.Tensor) -> CSR:
@@ -36,9 +36,9 @@ def scattered() -> CSR:
     return matrix(torch.randint(ROWS, (ROWS, EACH), generator=generator))
 
 
-def test_a_B_that_fits_the_cache_is_not_reloaded(monkeypatch):
+def test_a_B_that_fits_the_cache_is_not_reloaded(constants):
     assert l2_reload_factor(scattered(), None, ROW_BYTES // 8) == 0
-    monkeypatch.setattr(l2_reloads, "CACHE_BYTES", ROWS * ROW_BYTES)
+    constants(l2_reloads, CACHE_BYTES=ROWS * ROW_BYTES)
     assert l2_reload_factor(scattered(), None, ROW_BYTES) == 0
     assert l2_reload_factor(scattered(), None, ROW_BYTES + 1) > 0
 

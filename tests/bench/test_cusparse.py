@@ -39,12 +39,12 @@ class _FakeLibrary:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeLibrary:
+def fake(monkeypatch: pytest.MonkeyPatch, torch_cuda) -> _FakeLibrary:
     library = _FakeLibrary()
     monkeypatch.setattr(cusparse, "_library", lambda: library)
     monkeypatch.setattr(cusparse, "_handle", lambda device: ctypes.c_void_p(1))
     monkeypatch.setattr(cusparse._Product, "_bind_stream", lambda self: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    torch_cuda(current_device=0)
     return library
 
 
@@ -139,7 +139,10 @@ def test_sddmm_needs_its_left_operand(name: str) -> None:
 
 
 def test_a_missing_library_is_unsupported_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cusparse, "_candidates", lambda: ["/nowhere/libcusparse.so"])
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(cusparse.ctypes, "CDLL", missing)
     cusparse._library.cache_clear()
     with pytest.raises(UnsupportedError, match="libcusparse must be loadable"):
         cusparse._library()

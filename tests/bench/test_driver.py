@@ -143,10 +143,8 @@ def test_a_generated_matrix_is_made_once_and_kept(tmp_path: Path) -> None:
     assert materialise(other, tmp_path) != path
 
 
-def test_a_small_suite_runs_for_real_on_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+def test_a_small_suite_runs_for_real_on_the_host(tmp_path: Path, environment) -> None:
+    environment(SPARSETILE_DATA_DIR=tmp_path)
     path = tmp_path / "real.toml"
     path.write_text(
         'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\n'
@@ -164,10 +162,8 @@ def test_a_small_suite_runs_for_real_on_the_host(
     assert len({record["matrix_hash"] for record in records.values()}) == 1
 
 
-def test_records_of_the_numba_loop_have_the_state_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+def test_records_of_the_numba_loop_have_the_state_of_the_host(tmp_path: Path, environment) -> None:
+    environment(SPARSETILE_DATA_DIR=tmp_path)
     path = tmp_path / "loop.toml"
     names = '["numba-loop"]'
     path.write_text(
@@ -181,12 +177,12 @@ def test_records_of_the_numba_loop_have_the_state_of_the_host(
     records = {record["system"]: record for record in read_records(out)[0]}
     assert set(records) == {"numba-loop", "cpu"}
     for found in records.values():
-        environment = found["environment"]
-        assert found["status"] == "ok" and environment["device_name"].endswith(" threads")
-        cpu = environment["cpu"]
+        state = found["environment"]
+        assert found["status"] == "ok" and state["device_name"].endswith(" threads")
+        cpu = state["cpu"]
         assert cpu["architecture"] == platform.machine() and cpu["cores"] == core_count()
         assert cpu["threads"] >= 1 and cpu["load_average"] >= 0
-        assert {"numba", "scipy", "torch"} <= set(environment["versions"])
+        assert {"numba", "scipy", "torch"} <= set(state["versions"])
 
 
 def test_every_worker_reads_a_matrix_before_its_first_entry(tmp_path: Path) -> None:
@@ -207,9 +203,9 @@ def test_a_time_limit_ends_the_run_and_the_next_one_goes_on(tmp_path: Path) -> N
 
 
 def test_an_entry_cut_short_by_the_time_limit_is_not_called_a_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, constants
 ) -> None:
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.2)
+    constants(driver, GRACE_SECONDS=0.2)
     expansion, out = _expansion(tmp_path, ["hang"]), tmp_path / "out.jsonl"
     outcome = run_suite(
         expansion,
@@ -258,10 +254,8 @@ def test_a_suite_with_row_orders_runs_for_real_on_the_host(tmp_path: Path) -> No
     assert found["planning"]["total"] > found["planning"]["reorder"] > 0
 
 
-def test_a_matrix_that_cannot_be_made_costs_its_own_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+def test_a_matrix_that_cannot_be_made_costs_its_own_entries(tmp_path: Path, environment) -> None:
+    environment(SPARSETILE_DATA_DIR=tmp_path)
     expansion = _expansion(tmp_path, ["a"])
     broken = [replace(entry, matrix=_generated("bad", 10**6)) for entry in expansion.entries]
     both = replace(expansion, entries=(*broken, *expansion.entries))

@@ -112,24 +112,20 @@ def test_a_row_order_is_found_once_and_shared_with_its_time(path: str, tmp_path:
     assert other["planning"]["reorder"] == found["planning"]["reorder"]
 
 
-def test_loading_reads_the_matrix_that_is_measured_next(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_reads_the_matrix_that_is_measured_next(path: str, calls_of) -> None:
     from sparsetile.bench import products
 
     worker = Worker("cpu")
     assert worker.load(path, "asis") == {"status": "ok"}
-    monkeypatch.setattr(products, "read_matrix", lambda *a, **k: pytest.fail("read twice"))
-    assert worker.measure(_entry(path))["status"] == "ok"
+    read = calls_of(products, "read_matrix")
+    assert worker.measure(_entry(path))["status"] == "ok" and not read
 
 
-def test_a_floor_that_is_known_is_not_found_again(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_floor_that_is_known_is_not_found_again(path: str, calls_of) -> None:
     worker = Worker("cpu")
-    monkeypatch.setattr(worker.bench, "floor", lambda *a: pytest.fail("found again"))
+    floors = calls_of(worker.bench, "floor")
     found = worker.measure(_entry(path, floor=[1e-5, "launch"]))
-    assert (found["floor_seconds"], found["floor_term"]) == (1e-5, "launch")
+    assert (found["floor_seconds"], found["floor_term"]) == (1e-5, "launch") and not floors
 
 
 @pytest.mark.gpu

@@ -22,18 +22,10 @@ MATRIX = random_matrix(30, 20, 0.2).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def no_plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def no_plans(calls_of) -> list[Any]:
     """Plans that were made."""
-    made: list[Any] = []
-    real = spmm_module.build_plan
-
-    def noted(*args: Any, **kwargs: Any) -> st.Plan:
-        made.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(spmm_module, "build_plan", noted)
     st.clear_plan_cache()
-    return made
+    return calls_of(spmm_module, "build_plan")
 
 
 def torch_csr(matrix: Any, index: Any = np.int64) -> Tensor:
@@ -270,7 +262,7 @@ def test_a_profiler_sees_the_operator():
     assert any("sparsetile" in event.key for event in seen.key_averages())
 
 
-def test_it_can_be_switched_off(monkeypatch, no_plans):
-    monkeypatch.setattr(module, "UNPLANNED_ON_CPU", False)
+def test_it_can_be_switched_off(no_plans, constants):
+    constants(module, UNPLANNED_ON_CPU=False)
     st.spmm(MATRIX, torch.randn(20, 3))
     assert len(no_plans) == 1

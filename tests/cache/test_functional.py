@@ -11,7 +11,6 @@ from torch._dynamo.testing import CompileCounter
 
 import sparsetile.functional as F
 from sparsetile.cache import operators
-from sparsetile.core import streams
 from tests.examples import load_example
 
 INDPTR = torch.tensor([0, 3, 3, 4, 7])
@@ -20,9 +19,9 @@ ROWS, COLS = 4, 5
 
 
 @pytest.fixture(params=["as they are", "planned"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(request: pytest.FixtureRequest, constants) -> str:
     """Both kinds of products: other devices have plans."""
-    monkeypatch.setattr(operators, "UNPLANNED_ON_CPU", request.param == "as they are")
+    constants(operators, UNPLANNED_ON_CPU=request.param == "as they are")
     return request.param
 
 
@@ -277,16 +276,15 @@ def test_the_example_of_an_autoencoder_learns():
     assert load_example("sparse_autoencoder").main(steps=100) > 0.8
 
 
-def test_no_plan_is_built_in_a_capture(monkeypatch):
+def test_no_plan_is_built_in_a_capture(capturing, constants):
     indptr, indices = INDPTR.clone(), INDICES.clone()
     x = torch.ones(COLS, 2, requires_grad=True)
-    monkeypatch.setattr(operators, "UNPLANNED_ON_CPU", False)
-    monkeypatch.setattr(streams, "capturing", lambda device: True)
+    constants(operators, UNPLANNED_ON_CPU=False)
+    capturing(True)
     with pytest.raises(ValueError, match=r"^functional\.spmm: the call must be outside of a CUDA"):
         F.spmm(indptr, indices, None, x).sum().backward()
-    monkeypatch.undo()
-    monkeypatch.setattr(operators, "UNPLANNED_ON_CPU", False)
+    capturing(False)
     F.spmm(indptr, indices, None, x).sum().backward()
-    monkeypatch.setattr(streams, "capturing", lambda device: True)
+    capturing(True)
     F.spmm(indptr, indices, None, x).sum().backward()
     assert torch.equal(x.grad[:, 0], 2 * torch.bincount(INDICES, minlength=COLS).float())

@@ -26,17 +26,9 @@ def _cold() -> None:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def slow(calls_of) -> list[Any]:
     """Fingerprints taken: products in place take none."""
-    taken: list[Any] = []
-    real = module.fingerprint
-
-    def noted(A: Any) -> Any:
-        taken.append(A)
-        return real(A)
-
-    monkeypatch.setattr(module, "fingerprint", noted)
-    return taken
+    return calls_of(module, "fingerprint")
 
 
 def tensor() -> Tensor:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,17 +35,9 @@ def cold_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[st.Plan]:
-    """Every plan that spmm made."""
-    made: list[st.Plan] = []
-    plan = module.build_plan
-
-    def counted(*args, **kwargs) -> st.Plan:
-        made.append(plan(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(module, "build_plan", counted)
-    return made
+def plans(calls_of) -> list[Any]:
+    """A call for every plan that spmm made."""
+    return calls_of(module, "build_plan")
 
 
 def sparse_csr() -> torch.Tensor:
@@ -129,7 +122,7 @@ def test_determinism_asked_for_later_is_another_plan(plans):
         st.spmm(A, operand())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [plan.deterministic for plan in plans] == [False, True]
+    assert [call.result.deterministic for call in plans] == [False, True]
 
 
 def test_two_matrices_of_equal_content_have_a_plan_each(plans):
@@ -170,7 +163,7 @@ def test_autocast_plans_in_the_lower_precision(plans):
     A, B = sparse_csr(), operand()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         C = st.spmm(A, B)
-    assert C.dtype is torch.bfloat16 and plans[0].dtype is torch.bfloat16
+    assert C.dtype is torch.bfloat16 and plans[0].result.dtype is torch.bfloat16
 
 
 # -- life and death -----------------------------------------------------------------------------
@@ -286,11 +279,11 @@ def test_new_values_are_written_into_a_plan_that_one_stream_uses(plans, other_st
     (entry,) = module._entries.values()
     if other_stream:
         entry.streams.add(7)
-    held = variant_of(plans[0]).values.clone()
+    held = variant_of(plans[0].result).values.clone()
     A[2].mul_(3)
     for _ in range(2):
         assert_close(st.spmm(A, B), csr_of(MATRIX * 3), B)
-    now = variant_of(plans[0]).values
+    now = variant_of(plans[0].result).values
     assert torch.equal(now, held if other_stream else 3 * held) and len(plans) == 1
 
 
@@ -493,8 +486,8 @@ def test_a_matrix_of_scipy_s_old_kind_works_too(plans):
     assert len(plans) == 1
 
 
-def test_the_plans_of_a_matrix_are_bounded_and_the_latest_stay(plans, monkeypatch):
-    monkeypatch.setattr(module, "MAX_PLANS", 3)
+def test_the_plans_of_a_matrix_are_bounded_and_the_latest_stay(plans, constants):
+    constants(module, MAX_PLANS=3)
     A = csr_tuple()
     for n in (1, 2, 3, 1, 4):
         assert_close(st.spmm(A, torch.ones(20, n)), csr_of(MATRIX), torch.ones(20, n))
@@ -516,7 +509,7 @@ def test_a_plan_tells_the_allocator_of_every_tensor_it_keeps(monkeypatch):
     )
     cast = plan._family.known(False, torch.bfloat16, plan.n)
     kept = [*plan.flat[0], plan._variant.values, cast.values, plan.T._variant.values]
-    monkeypatch.setattr(variant_of(plan), "device", torch.device("cuda", 0))
+    variant_of(plan).device = torch.device("cuda", 0)
     plan.record_stream("stream")
     assert {id(tensor) for tensor in kept} <= {where for where, _ in recorded}
     assert {stream for _, stream in recorded} == {"stream"}

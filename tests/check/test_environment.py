@@ -24,27 +24,34 @@ def test_a_gpu_s_name_becomes_a_folder(name: str, slug: str):
     assert gpu_slug(name) == slug
 
 
-def test_the_driver_s_version_comes_from_its_own_tool(monkeypatch):
+@pytest.fixture
+def driver(monkeypatch) -> SimpleNamespace:
+    """A machine where the driver's tool and the kernel's file say this, or are missing."""
+    said = SimpleNamespace(tool=None, file=None)
+
+    def answer(text: str | None) -> str:
+        if text is None:
+            raise FileNotFoundError("nothing here")
+        return text
+
     monkeypatch.setattr(
-        module.subprocess, "run", lambda *a, **k: SimpleNamespace(stdout="570.86.15\n570.86.15\n")
+        module.subprocess, "run", lambda *a, **k: SimpleNamespace(stdout=answer(said.tool))
+    )
+    monkeypatch.setattr(module.Path, "read_text", lambda path: answer(said.file))
+    return said
+
+
+def test_the_driver_s_version_comes_from_its_own_tool(driver):
+    driver.tool = "570.86.15\n570.86.15\n"
+    assert driver_version() == "570.86.15"
+
+
+def test_the_driver_s_version_comes_from_the_kernel_where_the_tool_is_missing(driver):
+    driver.file = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\nGCC 13.2.0"
     )
     assert driver_version() == "570.86.15"
 
 
-def test_the_driver_s_version_comes_from_the_kernel_where_the_tool_is_missing(monkeypatch):
-    def missing(*arguments: object, **options: object) -> None:
-        raise FileNotFoundError("nvidia-smi")
-
-    line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\nGCC 13.2.0"
-    monkeypatch.setattr(module.subprocess, "run", missing)
-    monkeypatch.setattr(module.Path, "read_text", lambda path: line)
-    assert driver_version() == "570.86.15"
-
-
-def test_no_driver_has_no_version(monkeypatch):
-    def missing(*arguments: object, **options: object) -> None:
-        raise FileNotFoundError("nothing here")
-
-    monkeypatch.setattr(module.subprocess, "run", missing)
-    monkeypatch.setattr(module.Path, "read_text", missing)
+def test_no_driver_has_no_version(driver):
     assert driver_version() is None

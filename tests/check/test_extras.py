@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -65,24 +64,3 @@ def test_everything_else_works_without_the_extra(cli: Cli, absent, folder: Path)
         data = () if words == ("systems",) else ("--data", folder)
         outcome = cli(*words, *data)
         assert outcome.code == 0, outcome.err
-
-
-_PROBE = """
-import sys
-import torch
-before = set(sys.modules)
-import sparsetile
-added = set(sys.modules) - before
-print(*sorted(added))
-"""
-
-
-def test_importing_the_library_loads_nothing_that_only_proves_or_shows():
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True
-    )
-    added = done.stdout.split()
-    assert "sparsetile" in added
-    ours = {name.split(".")[1] for name in added if name.startswith("sparsetile.")}
-    assert not ours & {"bench", "cli", "check"}
-    assert "matplotlib" not in {name.split(".")[0] for name in added}

@@ -45,23 +45,16 @@ def test_samples_of_rows_and_columns_are_parts_of_the_whole(reduce: str):
 
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("most", [1, 50, 3000])
-def test_memory_is_bounded_without_a_change_of_the_result(reduce, most, monkeypatch):
+def test_memory_is_bounded_without_a_change_of_the_result(reduce, most, calls_of, constants):
     csr = one_dense_row(40, 300, background=2.0)
     B = torch.randn(300, 11, generator=torch.Generator().manual_seed(5))
     whole = reference(csr, B, reduce)
-    held = []
-    reduced = module._reduced
-
-    def watched(terms, *rest):
-        held.append(terms.shape)
-        return reduced(terms, *rest)
-
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", most)
-    monkeypatch.setattr(module, "_reduced", watched)
+    held = calls_of(module, "_reduced")
+    constants(module, CHUNK_ELEMENTS=most)
     for one, all_of_it in zip(reference(csr, B, reduce), whole, strict=True):
         assert torch.allclose(one, all_of_it, rtol=1e-13, atol=1e-14)
     longest = int(csr.row_lengths().max())
-    assert all(shape.numel() <= max(most, longest) for shape in held)
+    assert all(call.given[0].numel() <= max(most, longest) for call in held)
 
 
 def test_values_are_rounded_to_the_type_of_B():
@@ -97,8 +90,8 @@ def test_empty_rows_are_zero(shape: tuple[int, int], reduce: str):
 
 @pytest.mark.parametrize("rows", [None, torch.tensor([80, 3, 41])])
 @pytest.mark.parametrize("most", [10, 2**24])
-def test_dot_products_are_those_of_the_entries(rows, most, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", most)
+def test_dot_products_are_those_of_the_entries(rows, most, constants):
+    constants(module, CHUNK_ELEMENTS=most)
     csr, B = case()
     G = torch.randn(90, 24, generator=torch.Generator().manual_seed(6))
     places, result, magnitude = dot_products(csr, G, B, rows)

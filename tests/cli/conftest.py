@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from sparsetile.cli import main
 from sparsetile.data.generators import banded, random
@@ -31,10 +31,11 @@ Cli = Callable[..., Outcome]
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path: Path) -> Cli:
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, environment) -> Cli:
     """Run one command and return its exit code and what it wrote where."""
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path / "downloads"))
+    environment(
+        SPARSETILE_CACHE_DIR=tmp_path / "kernels", SPARSETILE_DATA_DIR=tmp_path / "downloads"
+    )
 
     def run(*words: object) -> Outcome:
         capsys.readouterr()
@@ -46,12 +47,6 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch) -> None:
-    """A machine without a GPU, whatever this one has."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a weighted and a pattern matrix, and a file that is no matrix."""
     data = tmp_path / "data"
@@ -60,6 +55,16 @@ def folder(tmp_path: Path) -> Path:
     write_npz(data / "band.npz", banded(40, 2))
     (data / "broken.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 9\n1 1\n")
     return data
+
+
+@pytest.fixture
+def compiler(monkeypatch) -> Callable[[ModuleType, Callable[..., object]], None]:
+    """Call it with a command's module and what compiles its kernels."""
+
+    def replace(module: ModuleType, made_by: Callable[..., object]) -> None:
+        monkeypatch.setattr(module, "compile_source", made_by)
+
+    return replace
 
 
 def assert_refused(outcome: Outcome, *texts: str) -> None:

@@ -21,9 +21,9 @@ def few(name: str, count: int, **changes: Any) -> KernelSpec:
 
 
 @pytest.fixture
-def kernels(monkeypatch) -> dict[str, KernelSpec]:
+def kernels(constants) -> dict[str, KernelSpec]:
     some = {"spmm_csr": few("spmm_csr", 2), "sddmm_csr": few("sddmm_csr", 1)}
-    monkeypatch.setattr(module, "KERNELS", some)
+    constants(module, KERNELS=some)
     return some
 
 
@@ -49,15 +49,15 @@ def test_the_table_has_a_row_per_kernel_or_per_configuration(cli: Cli, kernels):
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_every_architecture_is_the_default(cli: Cli, kernels, monkeypatch):
-    monkeypatch.setattr(module, "compile_source", pretend(Resources(40, 0, 0, 0, 0)))
+def test_without_a_gpu_every_architecture_is_the_default(cli: Cli, kernels, compiler):
+    compiler(module, pretend(Resources(40, 0, 0, 0, 0)))
     rows = cli("compile", "--kernel", "sddmm_csr", "--json").json
     assert [row["arch"] for row in rows] == ["sm_80", "sm_89", "sm_90a"]
 
 
-def test_a_kernel_that_does_not_compile_is_exit_code_1_with_the_log(cli: Cli, monkeypatch):
+def test_a_kernel_that_does_not_compile_is_exit_code_1_with_the_log(cli: Cli, constants):
     broken = dataclasses.replace(few("spmm_csr", 1), configs=lambda: iter([{"kVec": 4}]))
-    monkeypatch.setattr(module, "KERNELS", {"spmm_csr": broken, "sddmm_csr": few("sddmm_csr", 1)})
+    constants(module, KERNELS={"spmm_csr": broken, "sddmm_csr": few("sddmm_csr", 1)})
     outcome = cli("compile", "--arch", "sm_90a")
     assert outcome.code == 1
     rows = [line.split() for line in outcome.out.splitlines()[2:]]
@@ -74,11 +74,13 @@ def pretend(resources: Resources):
 
 @pytest.mark.parametrize(("allowed", "told"), [(0, True), (15, True), (16, False)])
 @pytest.mark.parametrize("form", ["table", "--each", "--json"])
-def test_spills_are_reported_and_no_failure(cli: Cli, monkeypatch, allowed: int, told, form: str):
+def test_spills_are_reported_and_no_failure(
+    cli: Cli, allowed: int, told, form: str, constants, compiler
+):
     """An older NVRTC spills where the project's own does not; its record is what is checked."""
     spec = few("sddmm_csr", 1, allowed_spills=allowed)
-    monkeypatch.setattr(module, "KERNELS", {"sddmm_csr": spec})
-    monkeypatch.setattr(module, "compile_source", pretend(Resources(255, 16, 8, 0, 0)))
+    constants(module, KERNELS={"sddmm_csr": spec})
+    compiler(module, pretend(Resources(255, 16, 8, 0, 0)))
     outcome = cli("compile", "--arch", "sm_90a", *([] if form == "table" else [form]))
     assert outcome.code == 0
     line = (
@@ -92,15 +94,15 @@ def test_spills_are_reported_and_no_failure(cli: Cli, monkeypatch, allowed: int,
         assert outcome.out.splitlines()[2].endswith("ok") and "FAILED" not in outcome.out
 
 
-def test_a_kernel_that_fails_is_exit_code_1_beside_others_that_spill(cli: Cli, monkeypatch):
+def test_a_kernel_that_fails_is_exit_code_1_beside_others_that_spill(cli: Cli, constants, compiler):
     broken = dataclasses.replace(few("spmm_csr", 1), configs=lambda: iter([{"kVec": 4}]))
-    monkeypatch.setattr(module, "KERNELS", {"spmm_csr": broken, "sddmm_csr": few("sddmm_csr", 1)})
+    constants(module, KERNELS={"spmm_csr": broken, "sddmm_csr": few("sddmm_csr", 1)})
     spills, real = pretend(Resources(255, 16, 8, 0, 0)), module.compile_source
 
-    def compiler(source: Any, arch: str) -> Compiled:
+    def both(source: Any, arch: str) -> Compiled:
         return (real if source.label.startswith("spmm_csr") else spills)(source, arch)
 
-    monkeypatch.setattr(module, "compile_source", compiler)
+    compiler(module, both)
     outcome = cli("compile", "--arch", "sm_90a")
     assert outcome.code == 1
     assert (
@@ -121,9 +123,9 @@ def test_an_architecture_that_the_compiler_does_not_know_is_one_line(cli: Cli):
     )  # fmt: skip
 
 
-def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, monkeypatch):
+def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, constants):
     only = few("spmm_csr", 1, architectures=("sm_90a",))
-    monkeypatch.setattr(module, "KERNELS", {"spmm_csr": only})
+    constants(module, KERNELS={"spmm_csr": only})
     assert_refused(
         cli("compile", "--arch", "sm_80"),
         "compile: --arch must be one that the kernel is written for",
@@ -131,10 +133,10 @@ def test_an_architecture_that_no_kernel_is_written_for_is_refused(cli: Cli, monk
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_kernel_of_one_architecture_is_compiled_for_that_one_alone(cli: Cli, monkeypatch):
-    monkeypatch.setattr(module, "compile_source", pretend(Resources(40, 0, 0, 0, 0)))
+def test_a_kernel_of_one_architecture_is_compiled_for_that_one_alone(cli: Cli, constants, compiler):
+    compiler(module, pretend(Resources(40, 0, 0, 0, 0)))
     both = {"spmm_bcsr": few("spmm_bcsr", 1), "sddmm_csr": few("sddmm_csr", 1)}
-    monkeypatch.setattr(module, "KERNELS", both)
+    constants(module, KERNELS=both)
     rows = [(row["kernel"], row["arch"]) for row in cli("compile", "--json").json]
     assert rows == [
         ("spmm_bcsr", "sm_90a"),

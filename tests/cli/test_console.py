@@ -24,10 +24,12 @@ def test_a_table_in_a_pipe_is_never_folded(capsys):
     assert lines[2].endswith("x" * 300)
 
 
-def test_a_table_too_wide_for_the_terminal_becomes_lines_of_heading_and_cell(monkeypatch):
+def test_a_table_too_wide_for_the_terminal_becomes_lines_of_heading_and_cell(
+    monkeypatch, environment
+):
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setenv("COLUMNS", "40")
+    environment(COLUMNS="40")
     print_table(("name", "text"), [["a", "four " * 10], ["b", "y"]])
     wrapped = "four four four four four four four\n      four four four"
     assert screen.getvalue() == f"name  a\ntext  {wrapped}\n\nname  b\ntext  y\n"
@@ -38,10 +40,10 @@ def test_a_table_too_wide_for_the_terminal_becomes_lines_of_heading_and_cell(mon
 @pytest.mark.parametrize(
     "words", [("systems",), ("run", "gen:banded?rows=40&bandwidth=2", "-n", "8", "--repeats", "1")]
 )
-def test_tables_of_commands_fit_the_terminal(monkeypatch, words, width):
+def test_tables_of_commands_fit_the_terminal(monkeypatch, words, width, environment):
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.setenv("COLUMNS", str(width))
+    environment(COLUMNS=width)
     assert main(list(words)) == 0
     lines = screen.getvalue().splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= width
@@ -64,10 +66,10 @@ def test_progress_is_silent_where_stderr_is_no_terminal(capsys):
     assert written.out == "" and written.err == ""
 
 
-def test_progress_is_drawn_on_a_terminal(monkeypatch):
+def test_progress_is_drawn_on_a_terminal(monkeypatch, environment):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
+    environment(TERM="xterm")
     with progress_bar("working", 3) as step:
         step()
     assert "working" in screen.getvalue()

@@ -151,9 +151,8 @@ def test_rows_measured_before_an_error_are_still_printed(cli: Cli, folder: Path)
     assert "got 'nowhere'" in outcome.err
 
 
-def test_a_device_number_beyond_the_last_is_refused(cli: Cli, folder: Path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_a_device_number_beyond_the_last_is_refused(cli: Cli, folder: Path, torch_cuda):
+    torch_cuda(is_available=True, device_count=2)
     outcome = cli("run", "band", "--data", folder, "--device", "cuda:7")
     assert_refused(outcome, "run: --device must be one of ['cuda:0', 'cuda:1'], got cuda:7.")
 

@@ -59,8 +59,8 @@ def test_plan_refuses_bad_usage(cli: Cli, words: tuple[str, ...], texts: tuple[s
     assert_refused(cli("plan", *words), *texts)
 
 
-def test_the_cache_is_located_counted_and_cleared(cli: Cli, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(compile_module, "KERNELS", {"sddmm_csr": few("sddmm_csr", 1)})
+def test_the_cache_is_located_counted_and_cleared(cli: Cli, tmp_path: Path, constants):
+    constants(compile_module, KERNELS={"sddmm_csr": few("sddmm_csr", 1)})
     folder = tmp_path / "kernels"
     assert cli("cache", "path").out == f"{folder}\n"
     assert cli("cache", "--json").json["files"] == 0
@@ -79,9 +79,9 @@ def test_an_empty_cache_can_be_cleared(cli: Cli):
     assert "removed 0 files" in cli("cache", "clear").err
 
 
-def test_the_cache_refuses_bad_usage(cli: Cli, monkeypatch):
+def test_the_cache_refuses_bad_usage(cli: Cli, environment):
     assert_refused(cli("cache", "burn"), "cache: action must be one of ['show', 'clear', 'path']")
-    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "much")
+    environment(SPARSETILE_CACHE_MEGABYTES="much")
     assert_refused(cli("cache"), "SPARSETILE_CACHE_MEGABYTES must be a positive whole number")
 
 

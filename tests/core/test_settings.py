@@ -18,10 +18,8 @@ NAMES = (
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+def plain_environment(tmp_path: Path, environment) -> None:
+    environment(**dict.fromkeys(NAMES), HOME=tmp_path)
 
 
 def test_folders_are_in_the_user_s_cache_by_default(tmp_path):
@@ -29,37 +27,35 @@ def test_folders_are_in_the_user_s_cache_by_default(tmp_path):
     assert settings.data_dir() == tmp_path / ".cache" / "sparsetile" / "data"
 
 
-def test_the_desktop_s_cache_folder_is_respected(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+def test_the_desktop_s_cache_folder_is_respected(tmp_path, environment):
+    environment(XDG_CACHE_HOME=tmp_path / "xdg")
     assert settings.cache_dir() == tmp_path / "xdg" / "sparsetile" / "kernels"
     assert settings.data_dir() == tmp_path / "xdg" / "sparsetile" / "data"
 
 
-def test_each_folder_can_be_set_and_a_change_is_seen_at_once(monkeypatch):
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "one")
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", "other")
+def test_each_folder_can_be_set_and_a_change_is_seen_at_once(environment):
+    environment(SPARSETILE_CACHE_DIR="one", SPARSETILE_DATA_DIR="other")
     assert (settings.cache_dir(), settings.data_dir()) == (Path("one"), Path("other"))
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "two")
+    environment(SPARSETILE_CACHE_DIR="two")
     assert settings.cache_dir() == Path("two")
 
 
 @pytest.mark.parametrize("name", ["SPARSETILE_CACHE_DIR", "SPARSETILE_DATA_DIR", "XDG_CACHE_HOME"])
-def test_an_empty_setting_means_the_default(monkeypatch, tmp_path, name):
-    monkeypatch.setenv(name, "")
+def test_an_empty_setting_means_the_default(tmp_path, name, environment):
+    environment(**{name: ""})
     assert settings.cache_dir() == tmp_path / ".cache" / "sparsetile" / "kernels"
     assert settings.data_dir() == tmp_path / ".cache" / "sparsetile" / "data"
 
 
 @pytest.mark.parametrize("text, megabytes", [(None, 512), ("", 512), ("1", 1), (" 64 ", 64)])
-def test_the_limit_of_the_cache_is_in_megabytes(monkeypatch, text, megabytes):
-    if text is not None:
-        monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", text)
+def test_the_limit_of_the_cache_is_in_megabytes(text, megabytes, environment):
+    environment(SPARSETILE_CACHE_MEGABYTES=text)
     assert settings.cache_limit_bytes() == megabytes * 1024 * 1024
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "much", "1.5", "1e3"])
-def test_rejects_an_invalid_cache_limit(monkeypatch, text):
-    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", text)
+def test_rejects_an_invalid_cache_limit(text, environment):
+    environment(SPARSETILE_CACHE_MEGABYTES=text)
     with pytest.raises(ValueError) as caught:
         settings.cache_limit_bytes()
     assert str(caught.value) == (
@@ -68,11 +64,13 @@ def test_rejects_an_invalid_cache_limit(monkeypatch, text):
     )
 
 
-def test_the_description_names_every_setting_with_the_value_in_force(monkeypatch):
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", "kernels")
-    monkeypatch.setenv("SPARSETILE_CACHE_MEGABYTES", "9")
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", "matrices")
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", "timings")
+def test_the_description_names_every_setting_with_the_value_in_force(environment):
+    environment(
+        SPARSETILE_CACHE_DIR="kernels",
+        SPARSETILE_CACHE_MEGABYTES="9",
+        SPARSETILE_DATA_DIR="matrices",
+        SPARSETILE_TUNE_DIR="timings",
+    )
     assert settings.describe_settings() == {
         "SPARSETILE_CACHE_DIR": "kernels",
         "SPARSETILE_CACHE_MEGABYTES": "9",

@@ -38,18 +38,10 @@ def test_the_catalog_lists_sizes(folder):
     ]
 
 
-def test_listing_does_not_read_the_arrays(folder, monkeypatch):
-    opened = []
-    original = np.lib.format.read_array
-
-    def counting(stream, **options):
-        result = original(stream, **options)
-        opened.append(result.size)
-        return result
-
-    monkeypatch.setattr(np.lib.format, "read_array", counting)
+def test_listing_does_not_read_the_arrays(folder, calls_of):
+    opened = calls_of(np.lib.format, "read_array")
     catalog(folder)
-    assert opened == [2, 2]  # the two shapes and nothing else
+    assert [call.result.size for call in opened] == [2, 2]  # the two shapes and nothing else
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr"])
@@ -140,8 +132,8 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
         catalog(tmp_path / "absent")
 
 
-def test_the_default_folder_may_not_exist_yet(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path / "absent"))
+def test_the_default_folder_may_not_exist_yet(tmp_path, environment):
+    environment(SPARSETILE_DATA_DIR=tmp_path / "absent")
     assert catalog() == []
 
 
@@ -170,8 +162,8 @@ def test_load_takes_a_name_in_the_folder(folder, name):
     assert load(name, folder).shape == (5, 6)
 
 
-def test_load_looks_in_the_default_folder(folder, monkeypatch):
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(folder))
+def test_load_looks_in_the_default_folder(folder, environment):
+    environment(SPARSETILE_DATA_DIR=folder)
     assert load("alpha").nnz == 11
 
 

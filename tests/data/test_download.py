@@ -83,9 +83,9 @@ def server():
 
 
 @pytest.fixture
-def site(server, monkeypatch):
+def site(server, environment):
     """The server's address, reached directly whatever proxies this machine has."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    environment(no_proxy="127.0.0.1")
     server.paths.clear()
     return f"http://127.0.0.1:{server.server_port}"
 
@@ -112,8 +112,8 @@ def test_a_matrix_that_is_there_is_not_fetched_again_unless_forced(server, site,
     assert len(server.paths) == 2
 
 
-def test_the_default_folder_is_the_one_in_the_settings(site, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path / "chosen"))
+def test_the_default_folder_is_the_one_in_the_settings(site, tmp_path, environment):
+    environment(SPARSETILE_DATA_DIR=tmp_path / "chosen")
     assert fetch("Good/tiny", base_url=site) == tmp_path / "chosen" / "Good" / "tiny.mtx"
 
 
@@ -134,8 +134,8 @@ def test_redirections_are_followed(server, site, tmp_path):
     assert server.paths == ["/MM/Moved/tiny.tar.gz", "/MM/Good/tiny.tar.gz"]
 
 
-def test_progress_counts_up_to_the_size(site, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "_BLOCK", 64)
+def test_progress_counts_up_to_the_size(site, tmp_path, constants):
+    constants(download, BLOCK_BYTES=64)
     calls = []
     fetch("Good/tiny", base_url=site, directory=tmp_path, progress=lambda *call: calls.append(call))
     assert len(calls) > 1
@@ -166,10 +166,10 @@ def test_progress_says_none_where_the_site_states_no_size(site, tmp_path):
     ],
 )
 def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(
-    site, tmp_path, group, text, monkeypatch
+    site, tmp_path, group, text, constants
 ):
     # A loaded machine may take its time to answer.
-    monkeypatch.setattr(download, "_TIMEOUT", 0.5 if group == "Slow" else 30)
+    constants(download, TIMEOUT=0.5 if group == "Slow" else 30)
     with pytest.raises(DataError, match=f"^fetch: {site}/MM/{group}/tiny.tar.gz {text}"):
         fetch(f"{group}/tiny", base_url=site, directory=tmp_path)
     assert leftovers(tmp_path) == []
@@ -184,8 +184,8 @@ def test_an_old_file_survives_a_failed_refresh(site, tmp_path):
     assert leftovers(tmp_path) == [kept] and kept.read_bytes() == b"old"
 
 
-def test_a_refused_connection_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def test_a_refused_connection_is_one_clear_error(tmp_path, environment):
+    environment(no_proxy="127.0.0.1")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -194,8 +194,8 @@ def test_a_refused_connection_is_one_clear_error(tmp_path, monkeypatch):
     assert leftovers(tmp_path) == []
 
 
-def test_an_answer_that_is_not_http_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+def test_an_answer_that_is_not_http_is_one_clear_error(tmp_path, environment):
+    environment(no_proxy="127.0.0.1")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -22,15 +22,13 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     # What torchrun sets for the only process of a group.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    environment(RANK=0, WORLD_SIZE=1, MASTER_PORT=port, MASTER_ADDR="127.0.0.1")
     # The default backend needs a C++ compiler. What it is given is the same.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     yield

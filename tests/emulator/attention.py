@@ -19,14 +19,15 @@ from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS
 from tests.emulator.products import load_on_host
+from tests.host import unread_scratch
 
 __all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]
 
 
 def attention_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Kernels of graph attention are loaded for the host, whichever module launches them."""
-    load_on_host(monkeypatch, gat_launches, folder, launching=(gat, gat_layer))
-    monkeypatch.setattr(columns, "scratch", gat_launches.scratch)
+    modules = (gat, gat_layer, gat_launches, columns)
+    load_on_host(monkeypatch, folder, *modules, scratch=unread_scratch)
 
 
 def pattern(lengths: list[int], cols: int, seed: int = 0) -> st.CSR:

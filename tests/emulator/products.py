@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.core.device import H200
 from sparsetile.kernels import KernelSpec
 from tests.contracts.cases import random_matrix
 from tests.emulator.build import HostKernel
+from tests.host import answer_on_host, h200, one_processor, unread_scratch
 
 __all__ = [
     "assert_same",
@@ -33,33 +32,22 @@ __all__ = [
 
 def load_on_host(
     monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
     folder: Path,
-    launching: Sequence[ModuleType] | None = None,
-    **options: Any,
+    *modules: ModuleType,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **answers: Callable[..., Any],
 ) -> list[HostKernel]:
-    """Kernels are loaded for the host; scratch memory holds what nobody should read.
+    """``modules`` launch kernels that are loaded for the host, with a kernel's ``options``.
 
-    ``launching``: modules that ask for device, context and stream, where that is not ``module``.
-    ``options`` are those of a kernel. Returns the kernels, as they are loaded.
+    Returns the kernels, as they are loaded.
     """
     loaded: list[HostKernel] = []
-
-    def scratch(
-        device: Any, stream: int, size: int, counters: int, owner: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
 
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
         loaded.append(HostKernel(spec, config, folder, **options))
         return loaded[-1]
 
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(module, "scratch", scratch)
-    for each in (module,) if launching is None else launching:
-        monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
-        monkeypatch.setattr(each, "current_stream_handle", lambda device: 0)
+    answer_on_host(monkeypatch, *modules, load=load, **answers)
     return loaded
 
 
@@ -69,30 +57,19 @@ def load_everything_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> li
     are loaded."""
     loaded: list[str] = []
 
-    def scratch(
-        device: Any, stream: int, size: int, counters: int, owner: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
-
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
         loaded.append(spec.name)
         return HostKernel(spec, config, folder)
 
-    in_place = {
-        "on_device": lambda device: contextlib.nullcontext(),
-        "ensure_cuda_context": lambda device: None,
-        "current_stream_handle": lambda device: 0,
-        "current_device": lambda: None,
-        "device_index": lambda device: 0,
-        "processors": lambda device: 1,
-        "machine": lambda device: H200,
-        "scratch": scratch,
-    }
-    monkeypatch.setattr(KernelSpec, "load", load)
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("sparsetile.systems.", "sparsetile.engines.")):
-            for asked in in_place.keys() & vars(module).keys():
-                monkeypatch.setattr(module, asked, in_place[asked])
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(("sparsetile.systems.", "sparsetile.engines."))
+    ]
+    answer_on_host(
+        monkeypatch, *modules, load=load,
+        processors=one_processor, machine=h200, scratch=unread_scratch,
+    )  # fmt: skip
     return loaded
 
 

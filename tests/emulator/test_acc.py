@@ -29,6 +29,7 @@ from tests.emulator.products import (
     operand,
     whole_numbers,
 )
+from tests.host import h200, unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -49,8 +50,7 @@ IDS = ["f32", "f32 stacked", "f16", "f16 stacked", "bf16", "f32 one stage", "f16
 
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
-    load_on_host(monkeypatch, tile_runner, folder)
-    monkeypatch.setattr(acc_runner, "machine", lambda device: H200)
+    load_on_host(monkeypatch, folder, tile_runner, acc_runner, scratch=unread_scratch, machine=h200)
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sparsetile as st
 from sparsetile.check.reference import attended
-from sparsetile.engines.rows import lengths as rows
 from sparsetile.kernels import columns
 from sparsetile.kernels import gat as sizes
 from sparsetile.layers.graph_attention import attention_layer
 from sparsetile.plan.traced.flat import flatten, parsed
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
+from tests.host import cut_rows
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -122,8 +122,7 @@ def test_messages_of_16_bits_are_summed_in_float32(heads, width, dtype):
 
 @pytest.mark.parametrize("heads, width, dtype", [(2, 32, F32), (5, 44, F32), (3, 8, BF16)])
 def test_hubs_are_cut_and_joined_before_the_scores_are_added(monkeypatch, heads, width, dtype):
-    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 16)
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 16)
+    cut_rows(monkeypatch, longer=16, length=16)
     csr = pattern(HUBS, 400)
     assert parsed(flat_plan(csr)[1]).exact.plain.slots > 16  # type: ignore[attr-defined]
     check(csr, heads, width, dtype)
@@ -164,8 +163,8 @@ def test_gradients_of_one_input_alone(wanted):
 
 
 @pytest.mark.parametrize("nodes, sets", [(400, 1), (400, 8), (70, 1)])
-def test_sums_of_thread_blocks_are_added_in_their_order(monkeypatch, nodes, sets):
-    monkeypatch.setattr(columns, "_SETS", sets)
+def test_sums_of_thread_blocks_are_added_in_their_order(nodes, sets, constants):
+    constants(columns, _SETS=sets)
     assert columns.column_grid(nodes, 64, 4).chunks > 2
     lengths = [3] * nodes
     results = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import blocks as kernel_blocks
 from sparsetile.layers import edge_rows as blocks
 from sparsetile.layers.edge_rows import EdgeRows
@@ -21,6 +19,8 @@ from sparsetile.nn import GCNConv, SAGEConv, aggregate, cache, clear_graph_cache
 from sparsetile.nn import sampled as nn_sampled
 from tests.contracts.cases import MATRICES, csr_of
 from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.products import load_on_host
+from tests.host import one_processor
 from tools import checked_products
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
@@ -28,21 +28,10 @@ pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 def host_blocks(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> list[HostKernel]:
     """Launch the kernels of blocks on the host; return those that are loaded."""
-    loaded: list[HostKernel] = []
-
-    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        loaded.append(HostKernel(spec, config, folder, **options))
-        return loaded[-1]
-
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(blocks, "device_index", lambda device: 0)
-    monkeypatch.setattr(blocks, "processors", lambda device: 1)
-    monkeypatch.setattr(blocks, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(blocks, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(blocks, "current_stream_handle", lambda device: 0)
-    monkeypatch.setattr(blocks, "_launches", {})
-    monkeypatch.setattr(blocks, "unused_flag", lambda *where: torch.zeros(1, dtype=torch.int32))
-    return loaded
+    return load_on_host(
+        monkeypatch, folder, blocks, options=options, processors=one_processor,
+        unused_flag=lambda *where: torch.zeros(1, dtype=torch.int32),
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +96,8 @@ def test_products_of_both_directions(by_row: bool, count: int, shape: tuple[int,
 
 
 @pytest.mark.parametrize("by_row", [True, False])
-def test_long_rows_are_shared_by_a_thread_block(monkeypatch: pytest.MonkeyPatch, by_row: bool):
-    monkeypatch.setattr(kernel_blocks, "_ALONE", 32)
+def test_long_rows_are_shared_by_a_thread_block(by_row: bool, constants):
+    constants(kernel_blocks, _ALONE=32)
     shape = (70, 9)
     edge_index = edges(900, shape, False)
     edge_index[1, :300], edge_index[1, 300:433], edge_index[1, 433:465] = 5, 6, 68
@@ -162,12 +151,15 @@ def test_columns_are_sorted_as_they_come(count: int, shape: tuple[int, int]):
 
 
 @pytest.mark.parametrize("by_row", [True, False])
-def test_many_edges_are_sorted_by_torch(by_row: bool, monkeypatch: pytest.MonkeyPatch):
+def test_many_edges_are_sorted_by_torch(
+    by_row: bool, monkeypatch: pytest.MonkeyPatch, folder: Path, constants
+):
     edge_index = edges(70, (12, 30), by_row)
     rows = EdgeRows.of_edges(edge_index, True, (12, 30))
-    monkeypatch.setattr(blocks, "MAX_TRANSPOSED", (69, 100))
-    monkeypatch.setattr(blocks, "_transpose_launch", lambda device: pytest.fail("launched"))
+    constants(blocks, MAX_TRANSPOSED=(69, 100))
+    loaded = host_blocks(monkeypatch, folder)
     assert_products(rows, dense(edge_index, (12, 30)), (8,))
+    assert loaded and not any(kernel.name == "transpose_block" for kernel in loaded)
 
 
 def test_operands_that_lie_anyhow():

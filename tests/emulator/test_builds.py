@@ -18,13 +18,12 @@ from sparsetile.core.device import H200
 from sparsetile.engines.request import Request
 from sparsetile.formats import units
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp import windows
 from tests.emulator.build import HostKernel, host_compiler
-from tests.emulator.test_cells import run_on_host
+from tests.host import answer_on_host, built_by_kernels
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -97,14 +96,14 @@ def operations(
             launches += 1
             super().launch(*args, **options)
 
-    run_on_host(monkeypatch, folder)
-    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *_: Launched(spec, config, folder))
-    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
+    answer_on_host(
+        monkeypatch, staged, load=lambda spec, config, *_: Launched(spec, config, folder)
+    )
     request = Request(
         a_graph(3000, 20_000) if csr is None else csr, 128, torch.float32,
         Permutation("given", None), ablation=ablation, ceilings=H200,
     )  # fmt: skip
-    with Counted() as counted:
+    with built_by_kernels("cpu"), Counted() as counted:
         SYSTEMS[system].build(request)
     return counted.names, launches
 
@@ -117,9 +116,9 @@ def test_a_build_takes_few_operations(system, ablation, monkeypatch, folder: Pat
     assert launches > 0
 
 
-def test_a_build_of_many_windows_takes_more_but_does_not_sort(monkeypatch, folder: Path):
-    monkeypatch.setattr(units, "HOST_UNITS", -1)  # lists stay where A is
-    monkeypatch.setattr(windows, "HOST_UNITS", -1)
+def test_a_build_of_many_windows_takes_more_but_does_not_sort(monkeypatch, folder: Path, constants):
+    constants(units, HOST_UNITS=-1)  # lists stay where A is
+    constants(windows, HOST_UNITS=-1)
     names, launches = operations("brp", "1x4", monkeypatch, folder)
     total = names.total() + launches
     assert total <= MANY_WINDOWS, f"{total}: {names.most_common(12)}"

@@ -16,10 +16,11 @@ from sparsetile.formats import WCSR, BitTCF, BMat, RowBundles, device_bundles, d
 from sparsetile.formats.base import Format
 from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch import staged
-from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.build import host_compiler
+from tests.emulator.products import load_on_host
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
+from tests.host import built_by_kernels, launch_few_blocks
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -27,14 +28,7 @@ pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 def run_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Launches of the packer run on the host."""
 
-    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        return HostKernel(spec, config, folder)
-
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(staged, "device_index", lambda device: 0)
-    monkeypatch.setattr(staged, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(staged, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(staged, "current_stream_handle", lambda device: 0)
+    load_on_host(monkeypatch, folder, staged)
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +46,7 @@ def kernels() -> Iterator[list[int]]:
         stages.append(stage)
         launch(kernel, stage, work)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
+    with built_by_kernels("cpu"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(staged.StagedKernel, "launch", noted)
         yield stages
 
@@ -87,16 +80,15 @@ def test_columns_of_a_row_may_come_in_any_order():
         assert_same(*both(form, csr, None, options))
 
 
-def test_keys_of_32_and_of_64_bits_give_the_same(monkeypatch):
+def test_keys_of_32_and_of_64_bits_give_the_same(constants):
     csr = matrix("a few hundred rows")
     narrow = both(BMat, csr, None, {"stack": 2})[1]
-    monkeypatch.setattr(device_cells, "NARROW_KEYS", 0)
+    constants(device_cells, NARROW_KEYS=0)
     assert_same(narrow, both(BMat, csr, None, {"stack": 2})[1])
 
 
 def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
-    monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 1)
+    launch_few_blocks(monkeypatch)
     assert_same(*both(WCSR, matrix("a few hundred rows"), None, {"height": 16}))
 
 
@@ -125,8 +117,8 @@ def test_pairs_are_counted_as_on_the_host(name):
 
 @pytest.mark.parametrize("options", RowBundles.variants.values(), ids=RowBundles.variants)
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "far columns"])
-def test_bundles_of_sorted_pairs_are_the_same(name, options, monkeypatch):
-    monkeypatch.setattr(device_bundles, "MOST_BUNDLED", 0)  # as if there were too many entries
+def test_bundles_of_sorted_pairs_are_the_same(name, options, constants):
+    constants(device_bundles, MOST_BUNDLED=0)  # as if there were too many entries
     csr = matrix(name)
     for order in (None, torch.randperm(csr.shape[0], generator=torch.Generator().manual_seed(6))):
         assert_same(*both(RowBundles, csr, order, options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,14 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.rows import lengths as rows
 from sparsetile.engines.rows import runner as csr_runner
 from sparsetile.kernels import KernelSpec
+from sparsetile.kernels import csr as kernel
 from sparsetile.kernels.csr import narrow_tiles, vector_width
 from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
 from tests.contracts.cases import csr_of, equal_rows
 from tests.emulator.build import HostKernel, host_compiler
+from tests.host import answer_on_host, cut_rows, h200, unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -40,19 +41,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -
     """Kernels are loaded for the host; scratch memory holds what nobody should read."""
     found = Loaded()
 
-    def scratch(device: Any, stream: int, size: int, counters: int) -> tuple[Tensor, Tensor]:
-        return torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
-
     def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
         found.append(dict(config))
         return HostKernel(spec, config, folder)
 
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(csr_runner, "machine", lambda device: H200)
-    monkeypatch.setattr(csr_runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(csr_runner, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(csr_runner, "current_stream_handle", lambda device: 0)
-    monkeypatch.setattr(csr_runner, "scratch", scratch)
+    answer_on_host(monkeypatch, csr_runner, load=load, machine=h200, scratch=unread_scratch)
     return found
 
 
@@ -124,10 +117,9 @@ def test_small_products_share_rows_among_the_warps_of_a_block(loaded, dtype, n):
 
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize("partial", [4, 8])
-def test_small_products_without_each_of_their_parts(monkeypatch, loaded, heads, partial):
-    monkeypatch.setattr("sparsetile.kernels.csr.SMALL_HEADS", heads)
-    monkeypatch.setattr("sparsetile.kernels.csr.SMALL_PARTIAL", partial)
-    monkeypatch.setattr(rows, "SHARED_LENGTHS", (64,))
+def test_small_products_without_each_of_their_parts(loaded, heads, partial, constants):
+    constants(kernel, SMALL_HEADS=heads, SMALL_PARTIAL=partial)
+    constants(rows, SHARED_LENGTHS=(64,))
     csr = csr_of(uneven())
     built = build(csr, 32, F32)
     B = operand(csr, 32, F32)
@@ -136,8 +128,7 @@ def test_small_products_without_each_of_their_parts(monkeypatch, loaded, heads, 
 
 
 def test_rows_are_cut_into_shared_pieces(monkeypatch):
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 150)
-    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 128)
+    cut_rows(monkeypatch, longer=150, length=128)
     csr = csr_of(uneven(390))
     built = build(csr, 32, F32)
     assert json.loads(built.recipe.partition(":")[2])["plain"]["slots"] == 2 + 3
@@ -196,10 +187,8 @@ def test_sampled_products_of_a_plan_with_shared_rows():
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 12, 16])
-def test_few_columns_are_read_side_by_side_by_every_tile(monkeypatch, loaded, dtype, n):
-    monkeypatch.setattr(rows, "UNCUT_NARROW", 40)
-    monkeypatch.setattr(rows, "SHORT_SEGMENT", 64)
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 64)
+def test_few_columns_are_read_side_by_side_by_every_tile(monkeypatch, loaded, dtype, n, constants):
+    constants(rows, UNCUT_NARROW=40, SHORT_SEGMENT=64, SHARED_UNCUT=64)
     csr = csr_of(uneven(390), dtype=dtype)
     built = build(csr, n, dtype)
     assert json.loads(built.recipe.partition(":")[2])["plain"]["slots"] > 2

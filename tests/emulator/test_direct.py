@@ -15,6 +15,7 @@ from sparsetile.launch import direct, faults
 from sparsetile.launch.interface import Epilogue
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
+from tests.host import one_processor, unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -23,24 +24,23 @@ F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float6
 
 @pytest.fixture(autouse=True)
 def counters(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda
 ) -> Iterator[list[Tensor]]:
     """Kernels run on the host. Yields the counters of each product, which must end as zeros."""
-    load_on_host(monkeypatch, direct, folder)
     used: list[Tensor] = []
-    plain = direct.scratch
 
     def scratch(*sizes: int) -> tuple[Tensor, Tensor]:
-        memory, counters = plain(*sizes)
+        memory, counters = unread_scratch(*sizes)
         used.append(counters)
         return memory, counters
 
     words = torch.zeros(4, dtype=torch.int64)
-    monkeypatch.setattr(direct, "scratch", scratch)
-    monkeypatch.setattr(direct, "current_device", lambda: -1)  # what tensors of the host say
-    monkeypatch.setattr(direct, "processors", lambda device: 1)
-    monkeypatch.setattr(direct, "faults_address", lambda device: words.data_ptr())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    load_on_host(
+        monkeypatch, folder, direct, scratch=scratch, processors=one_processor,
+        current_device=lambda: -1,  # what tensors of the host say
+        faults_address=lambda device: words.data_ptr(),
+    )  # fmt: skip
+    torch_cuda(synchronize=None)
     monkeypatch.setattr(
         faults, "_words", [(faults.ctypes.c_int64 * 4).from_address(words.data_ptr())]
     )

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.check.reference import attended
-from sparsetile.engines.rows import lengths as rows
 from sparsetile.kernels.gat import gat_config, gat_tile
 from sparsetile.layers.graph_attention import graph_attention, node_scores
 from sparsetile.plan.traced.flat import flatten, parsed
 from tests.emulator.attention import attention_on_host, direction, flat_plan, pattern
 from tests.emulator.build import host_compiler
+from tests.host import cut_rows
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -97,8 +97,7 @@ def test_messages_of_16_bits_are_summed_in_float32(dtype, heads, width):
 
 @pytest.mark.parametrize("heads, width, dtype", [(2, 32, F32), (8, 32, F32), (3, 8, BF16)])
 def test_hubs_are_cut_and_joined(monkeypatch, heads, width, dtype):
-    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 16)
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 16)
+    cut_rows(monkeypatch, longer=16, length=16)
     csr = pattern([300, 0, 3, 40, 17], 400)  # 19 pieces: a tree of two levels
     assert work_of(csr).slots > 16
     check(csr, heads, width, dtype)
@@ -204,8 +203,7 @@ def test_scores_beyond_the_range_of_exp():
 
 
 def test_two_runs_have_the_same_bits(monkeypatch):
-    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 16)
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 16)
+    cut_rows(monkeypatch, longer=16, length=16)
     csr = pattern([300, 0, 3, 40, 17], 400)
     results = []
     for _ in range(2):

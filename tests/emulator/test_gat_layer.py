@@ -30,7 +30,7 @@ GATS = [name for name in PAIRS if name.startswith("gat")]
 
 @pytest.fixture(autouse=True)
 def fused(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None
+    monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None, constants
 ) -> list[tuple[int, bool]]:
     """Tensors of the CPU count as a GPU's; returns the calls that took the kernels."""
     calls: list[tuple[int, bool]] = []
@@ -40,7 +40,7 @@ def fused(
         return flat_plan(graph.pattern)
 
     attention_on_host(monkeypatch, folder)
-    monkeypatch.setattr(gat_module, "FUSED_ON", "cpu")
+    constants(gat_module, FUSED_ON="cpu")
     monkeypatch.setattr(Graph, "rows_plan", rows_plan)
     clear_graph_cache()
     return calls
@@ -204,7 +204,7 @@ EVERY = ["no rows", "no columns", "no entries", "empty rows", "one row", "equal 
         *((name, 130, torch.float16) for name in EVERY),
     ],
 )
-def test_products_for_the_checkers_are_right(monkeypatch, name, n, dtype):
+def test_products_for_the_checkers_are_right(name, n, dtype):
     matrix = checked_products._Matrix(cases.csr_of(cases.MATRICES[name]()))
     plan = st.plan(matrix.given.with_values(None), n, dtype=dtype)
     plan._variant.both = flat_plan(plan._csr)

@@ -13,7 +13,6 @@ from sparsetile.engines.request import Request
 from sparsetile.engines.tiles.hybrid_cost import long_windows
 from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
-from sparsetile.launch import staged
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp import windows as module
@@ -21,6 +20,7 @@ from sparsetile.systems.brp.cost import CHOICES, best_groups, bound, every_group
 from sparsetile.systems.brp.windows import KernelWindows, TensorWindows, windows_of
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
+from tests.host import built_by_kernels, launch_few_blocks
 from tests.systems.windows import (
     ALL_MATRICES,
     any_matrix,
@@ -96,8 +96,7 @@ def test_lists_may_stay_on_the_device(monkeypatch):
 
 
 def test_more_entries_than_the_device_has_threads_take_turns(monkeypatch):
-    monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 1)
+    launch_few_blocks(monkeypatch)
     csr = any_matrix("shared columns")
     wanted, found = both(csr, None)
     assert_same_counts(wanted, found)
@@ -106,7 +105,7 @@ def test_more_entries_than_the_device_has_threads_take_turns(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_choices_and_predictions_are_the_same(dtype, monkeypatch):
+def test_choices_and_predictions_are_the_same(dtype):
     for name in ALL_MATRICES:
         csr = any_matrix(name)
         for order in orders(csr):
@@ -115,43 +114,41 @@ def test_choices_and_predictions_are_the_same(dtype, monkeypatch):
             of_wanted = bound(wanted), predict_brp(wanted)[1], long_windows(wanted)
             splits = [best_groups(wanted)]
             kept = [every_group(wanted, *choice) for choice in CHOICES]
-            monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
-            assert isinstance(windows_of(found), KernelWindows)
-            assert (bound(found), predict_brp(found)[1], long_windows(found)) == of_wanted
-            splits.append(best_groups(found))
-            assert [split.seconds for split in splits] == [splits[0].seconds] * 2
-            assert torch.equal(splits[0].kept, splits[1].kept)
-            for choice, marked in zip(CHOICES, kept, strict=True):
-                assert torch.equal(every_group(found, *choice), marked)
-            monkeypatch.setattr(staged, "KERNEL_DEVICES", set())
+            with built_by_kernels("cpu"):
+                assert isinstance(windows_of(found), KernelWindows)
+                assert (bound(found), predict_brp(found)[1], long_windows(found)) == of_wanted
+                splits.append(best_groups(found))
+                assert [split.seconds for split in splits] == [splits[0].seconds] * 2
+                assert torch.equal(splits[0].kept, splits[1].kept)
+                for choice, marked in zip(CHOICES, kept, strict=True):
+                    assert torch.equal(every_group(found, *choice), marked)
 
 
 @pytest.mark.parametrize("ablation", [None, "mixed", "1x4", "2x2", "8x2", "atomic"])
-def test_a_build_has_the_same_tensors(ablation, monkeypatch):
+def test_a_build_has_the_same_tensors(ablation):
     for name in ("shared columns", "a hub", "full windows", "one row"):
         csr = any_matrix(name)
         for order in orders(csr):
             wanted = SYSTEMS["brp"].build(request_of(csr, order, ablation=ablation))
-            monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
-            found = SYSTEMS["brp"].build(request_of(csr, order, ablation=ablation))
-            monkeypatch.setattr(staged, "KERNEL_DEVICES", set())
+            with built_by_kernels("cpu"):
+                found = SYSTEMS["brp"].build(request_of(csr, order, ablation=ablation))
             assert found.recipe == wanted.recipe and found.choices == wanted.choices
             for key, tensor in wanted.tensors.items():
                 assert tensor.dtype is found.tensors[key].dtype, key
                 assert torch.equal(tensor, found.tensors[key]), key
 
 
-def test_a_matrix_without_entries_has_nothing_to_launch_for(monkeypatch):
-    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
+def test_a_matrix_without_entries_has_nothing_to_launch_for():
     csr = CSR(torch.zeros(21, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), None, (20, 9))
-    assert isinstance(windows_of(request_of(csr)), TensorWindows)
-    assert SYSTEMS["brp"].build(request_of(csr, ablation="1x4")).tensors
+    with built_by_kernels("cpu"):
+        assert isinstance(windows_of(request_of(csr)), TensorWindows)
+        assert SYSTEMS["brp"].build(request_of(csr, ablation="1x4")).tensors
 
 
-def test_pairs_are_left_uncounted_where_predictions_may_not_count(monkeypatch):
-    monkeypatch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
+def test_pairs_are_left_uncounted_where_predictions_may_not_count():
     csr = any_matrix("shared columns")
     asked = request_of(csr, counts_pairs=False)
     estimate = asked.counted_pairs(8)
-    windows_of(asked)
+    with built_by_kernels("cpu"):
+        windows_of(asked)
     assert asked.counted_pairs(8) == estimate != distinct_pairs(csr, 8)

@@ -14,7 +14,6 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.core.device import H200
 from sparsetile.engines.request import BuiltSystem, Request
-from sparsetile.engines.rows import lengths as rows
 from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, registry, runner
@@ -29,14 +28,14 @@ from tests.emulator.products import (
     whole_numbers,
 )
 from tests.emulator.test_csr import uneven
+from tests.host import cut_rows, h200, unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
 @pytest.fixture(autouse=True)
 def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
-    load_on_host(monkeypatch, half_runner, folder)
-    monkeypatch.setattr(half_runner, "machine", lambda device: H200)
+    load_on_host(monkeypatch, folder, half_runner, scratch=unread_scratch, machine=h200)
 
 
 def build(csr: st.CSR, n: int, order: Tensor | None = None) -> BuiltSystem:
@@ -95,8 +94,7 @@ def test_row_orders_batches_patterns_and_epilogues():
 
 
 def test_rows_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rows, "SHARED_UNCUT", 150)
-    monkeypatch.setattr(rows, "segment_length", lambda units, row_bytes: 128)
+    cut_rows(monkeypatch, longer=150, length=128)
     csr = csr_of(uneven(390))
     built = build(csr, 128)
     assert json.loads(built.recipe.partition(":")[2])["plain"]["slots"] > 0
@@ -181,7 +179,7 @@ def test_rows_that_do_not_fit_are_gathered_once(
     B = torch.randn(400, n + 1)[:, begin : begin + n]
     taken = []
     for factor in (1.0, 2.0**60):
-        loaded = load_on_host(monkeypatch, half_runner, folder, counted=True)
+        loaded = load_on_host(monkeypatch, folder, half_runner, options={"counted": True})
         registry._runners.clear()
         product(csr, B * factor)
         (gathering,) = (each for each in loaded if each.name == "spmm_half")
@@ -227,10 +225,10 @@ def test_no_entries_no_columns_and_empty_rows():
         assert torch.equal(product(csr, B), torch.zeros(shape[0], 16))
 
 
-def test_a_copy_that_would_be_too_large_is_made_in_parts(monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_that_would_be_too_large_is_made_in_parts(constants):
     csr = csr_of(uneven())
     B = operand(csr, 320, torch.float32, special=True)
     bias = torch.arange(320.0)
-    monkeypatch.setattr(half_runner, "MOST_COPIED", 400 * 200 * 2)
+    constants(half_runner, MOST_COPIED=400 * 200 * 2)
     wanted = expected(csr, B) + bias
     assert_same(product(csr, B, Epilogue(bias=bias)), wanted)

@@ -26,6 +26,7 @@ from tests.emulator.products import (
     operand,
     whole_numbers,
 )
+from tests.host import unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -34,7 +35,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -> None:
-    load_on_host(monkeypatch, hybrid_runner, folder)
+    load_on_host(monkeypatch, folder, hybrid_runner, scratch=unread_scratch)
 
 
 def product(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.core.device import H200
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch.interface import Epilogue
 from sparsetile.systems.bcsr import few
-from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.build import host_compiler
+from tests.emulator.products import load_on_host
+from tests.host import h200
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -23,14 +22,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        return HostKernel(spec, config, folder)
-
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(few, "machine", lambda device: H200)
-    monkeypatch.setattr(few, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(few, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(few, "current_stream_handle", lambda device: 0)
+    load_on_host(monkeypatch, folder, few, machine=h200)
 
 
 def weight(rows: int, cols: int, unit: int, dtype: torch.dtype) -> tuple[Any, Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake import CSR
-from sparsetile.kernels import KernelSpec
 from sparsetile.layers import normalise
 from sparsetile.layers.normalise import WeightMap, normalised_values, torch_values
 from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.products import load_on_host
+from tests.host import one_processor
 from tests.layers.weight_maps import gcn_map, random_edges
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
@@ -27,21 +27,8 @@ def host_launches(
     monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
 ) -> list[HostKernel]:
     """Launch the kernel on the host; return what is loaded."""
-    loaded: list[HostKernel] = []
-
-    def load(spec: KernelSpec, config: Any, *rest: Any) -> HostKernel:
-        loaded.append(HostKernel(spec, config, folder, **options))
-        return loaded[-1]
-
-    monkeypatch.setattr(KernelSpec, "load", load)
     monkeypatch.setattr(normalise, "_takes", lambda csr, weight: csr.nnz > 0)
-    monkeypatch.setattr(normalise, "device_index", lambda device: 0)
-    monkeypatch.setattr(normalise, "processors", lambda device: 1)
-    monkeypatch.setattr(normalise, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(normalise, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(normalise, "current_stream_handle", lambda device: 0)
-    monkeypatch.setattr(normalise, "_launches", {})
-    return loaded
+    return load_on_host(monkeypatch, folder, normalise, options=options, processors=one_processor)
 
 
 @pytest.fixture(autouse=True)

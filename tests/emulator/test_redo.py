@@ -24,7 +24,8 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
 from tests.contracts.cases import csr_of
 from tests.emulator.build import HostKernel, host_compiler
-from tests.emulator.products import assert_same, expected, load_on_host, whole_numbers
+from tests.emulator.products import assert_same, expected, whole_numbers
+from tests.host import answer_on_host
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -172,7 +173,6 @@ def product(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None):
         shape = (*B.shape[:-2], csr.shape[0], B.shape[-1])
         out = torch.full(shape, 7.0 if epilogue.beta else NAN, dtype=out_dtype or B.dtype)
         played = (Product if system == "wcsr" else BMatProduct)(csr, built, B, out, epilogue)
-        load_on_host(monkeypatch, tile_runner, folder)
 
         def scratch(device: Any, stream: int, size: int, counters: int, owner: int = 0) -> Any:
             assert owner, "a later launch reads it"
@@ -188,11 +188,10 @@ def product(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None):
             played.later.append(spec.name)
             return HostKernel(spec, config, folder)
 
-        monkeypatch.setattr(tile_runner, "scratch", scratch)
-        monkeypatch.setattr(KernelSpec, "load", load)
         facts = SimpleNamespace(processors=H200.processors if blocks is None else blocks)
-        monkeypatch.setattr(tile_runner, "machine", lambda device: facts)
-        monkeypatch.setattr(tile_runner, "current_stream_handle", lambda device: 0)
+        answer_on_host(
+            monkeypatch, tile_runner, load=load, scratch=scratch, machine=lambda device: facts
+        )
         runner(built.recipe).spmm(built.tensors, csr.values, None, B, out, epilogue)
         assert played.memory is not None and not played.memory[1].any(), "flags are taken back"
         return out, played

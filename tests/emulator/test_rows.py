@@ -3,20 +3,17 @@ operations."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.balance import SegmentSchedule
+from sparsetile.balance import SegmentSchedule, segments
 from sparsetile.engines.rows.lengths import first_columns
 from sparsetile.formats import RowBundles, units
 from sparsetile.formats.units import RowUnits, row_units
 from sparsetile.intake.csr import CSR
-from sparsetile.launch import staged
 from tests.emulator.build import host_compiler
 from tests.emulator.test_cells import run_on_host
 from tests.formats.packed import assert_same
@@ -27,22 +24,15 @@ from tests.formats.row_lists import (
     assert_same_tally,
     matrix,
 )
+from tests.host import built_by_kernels, launch_few_blocks
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 
 @pytest.fixture(autouse=True)
-def _host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def _host(monkeypatch: pytest.MonkeyPatch, folder: Path, constants) -> None:
     run_on_host(monkeypatch, folder)
-    monkeypatch.setattr(units, "HOST_UNITS", -1)  # lists stay where A is
-
-
-@contextlib.contextmanager
-def kernels() -> Iterator[None]:
-    """Kernels build formats of matrices on the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged, "KERNEL_DEVICES", {"cpu"})
-        yield
+    constants(units, HOST_UNITS=-1)  # lists stay where A is
 
 
 def orders(csr: CSR) -> tuple[Tensor | None, ...]:
@@ -54,7 +44,7 @@ def test_kernels_count_lengths_as_tensor_operations_do(name):
     csr = matrix(name)
     for order in orders(csr):
         wanted = row_units(csr, order).tally
-        with kernels():
+        with built_by_kernels("cpu"):
             assert_same_tally(wanted, row_units(csr, order).tally)
 
 
@@ -66,7 +56,7 @@ def test_kernels_count_the_windows_that_share_columns(name, min_sharing):
         for order in orders(csr):
             bundles = RowBundles.pack(csr, order, min_sharing=min_sharing)
             wanted = (bundles.bundle_count, bundles.entries.numel(), bundles.distinct)
-            with kernels():
+            with built_by_kernels("cpu"):
                 rows = row_units(csr, order)
                 found = rows.count_shared(csr.indices, min_sharing)
             assert found == (wanted if csr.nnz else None)
@@ -80,7 +70,7 @@ def test_kernels_list_the_same_items(name, limits):
     csr = matrix(name)
     for order in orders(csr):
         wanted = SegmentSchedule.make(row_units(csr, order), **limits)
-        with kernels():
+        with built_by_kernels("cpu"):
             found = SegmentSchedule.make(row_units(csr, order), **limits)
         assert_same_schedule(wanted, found)
         assert (found.longest is None) == (not csr.shape[0])
@@ -93,7 +83,7 @@ def test_kernels_pack_the_same_bundles(name, min_sharing):
         csr = matrix(name, cols)
         for order in orders(csr):
             wanted = RowBundles.pack(csr, order, min_sharing=min_sharing)
-            with kernels():
+            with built_by_kernels("cpu"):
                 found = RowBundles.pack(csr, order, min_sharing=min_sharing)
             assert_same(wanted, found)
 
@@ -110,12 +100,12 @@ def test_kernels_list_bundles_and_rows(shift, name, number):
     limits, min_sharing = LIMITS[number], SHARING[(shift + number) % len(SHARING)]
     bundles = RowBundles.pack(matrix(name), min_sharing=min_sharing)
     wanted = SegmentSchedule.make(bundles.units(), **limits)
-    with kernels():
+    with built_by_kernels("cpu"):
         found = SegmentSchedule.make(bundles.units(), **limits)
     assert_same_schedule(wanted, found)
     alone = (bundles.row_indptr, bundles.loose[:0], bundles.indptr)
     wanted = SegmentSchedule.make(RowUnits(*alone), **limits)
-    with kernels():
+    with built_by_kernels("cpu"):
         found = SegmentSchedule.make(RowUnits(*alone), **limits)
     assert_same_schedule(wanted, found)
 
@@ -126,19 +116,18 @@ def test_kernels_find_the_same_first_columns(name, limits):
     csr = matrix(name)
     schedule = SegmentSchedule.make(row_units(csr), **limits)
     wanted = first_columns(schedule, csr.indices)
-    with kernels():
+    with built_by_kernels("cpu"):
         found = first_columns(schedule, csr.indices)
     assert found.dtype is wanted.dtype and torch.equal(found, wanted)
 
 
 def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
-    monkeypatch.setattr(staged, "processors", lambda device: 1)
-    monkeypatch.setattr("sparsetile.kernels.stages.STAGE_BLOCKS", 2)
+    launch_few_blocks(monkeypatch, 2)
     csr = matrix("hubs")
     wanted = SegmentSchedule.make(row_units(csr), **LIMITS[4])
     bundles = RowBundles.pack(csr, min_sharing=1.02)
     heads = first_columns(wanted, csr.indices)
-    with kernels():
+    with built_by_kernels("cpu"):
         rows = row_units(csr)
         counted = rows.count_shared(csr.indices, 1.02)
         assert_same_schedule(wanted, SegmentSchedule.make(rows, **LIMITS[4]))
@@ -147,9 +136,9 @@ def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
     assert_same_tally(row_units(csr).tally, rows.tally)
 
 
-def test_many_pieces_are_listed_without_kernels(monkeypatch):
+def test_many_pieces_are_listed_without_kernels(constants):
     csr = matrix("hubs")
-    with kernels():
-        monkeypatch.setattr("sparsetile.balance.segments.HOST_PIECES", 3)
+    with built_by_kernels("cpu"):
+        constants(segments, HOST_PIECES=3)
         assert SegmentSchedule.make(row_units(csr), max_length=64).longest is None
         assert SegmentSchedule.make(row_units(csr), max_length=4096).longest is not None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sparsetile.engines.tiles import tile_runner as module
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch.interface import Epilogue
 from sparsetile.systems import SYSTEMS, runner
 from tests.contracts.cases import csr_of, random_matrix
+from tests.host import answer_on_host
 from tests.systems.requests import request_for
 
 F16 = torch.float16
@@ -26,16 +25,13 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
     kernel = SimpleNamespace(
         launch=lambda grid, threads, stream, params, **_: found.append((grid, dict(params)))
     )
-    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
-    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
+    answer_on_host(monkeypatch, module, stream=7, load=lambda spec, config, *rest: kernel)
     return found
 
 
 @pytest.mark.parametrize("name", ["acc", "wcsr"])
-def test_columns_beyond_a_grid_s_slabs_are_multiplied_in_parts(name, launched, monkeypatch):
-    monkeypatch.setattr(module, "MAX_SLABS", 4)
+def test_columns_beyond_a_grid_s_slabs_are_multiplied_in_parts(name, launched, constants):
+    constants(module, MAX_SLABS=4)
     csr, n = csr_of(random_matrix(40, 30, 0.2), dtype=F16), 4096 + 24
     built = SYSTEMS[name].build(request_for(F16, csr=csr, n=n))
     work = runner(built.recipe)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from sparsetile import CSR
-from sparsetile.formats import BMat
+from sparsetile.formats import BMat, bmat
 from sparsetile.formats.bmat import CELLS, fragment_cells
 from tests.contracts.cases import MATRICES, csr_of
 from tests.formats.matrices import dense_of, matrices
@@ -117,9 +117,9 @@ def test_counts_rows_of_b_and_how_often_they_are_used():
     assert bmat.bytes == sum(getattr(bmat, name).nbytes for name in BMat.index_arrays)
 
 
-def test_rejects_a_matrix_of_too_many_entries(monkeypatch):
+def test_rejects_a_matrix_of_too_many_entries(constants):
     csr = csr_of(MATRICES["odd sizes"]())
-    monkeypatch.setattr("sparsetile.formats.bmat.MAX_ENTRIES", 3)
+    constants(bmat, MAX_ENTRIES=3)
     with pytest.raises(ValueError) as caught:
         BMat.pack(csr)
     assert str(caught.value) == (

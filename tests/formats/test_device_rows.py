@@ -47,11 +47,11 @@ def orders(csr: CSR) -> tuple[Tensor | None, ...]:
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+def without(constants) -> Callable[[bool], None]:
     """Build by tensor operations, or by kernels again."""
 
     def switch(away: bool) -> None:
-        monkeypatch.setattr(staged, "KERNEL_DEVICES", set() if away else {"cuda"})
+        constants(staged, KERNEL_DEVICES=set() if away else {"cuda"})
 
     return switch
 

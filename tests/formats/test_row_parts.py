@@ -19,7 +19,7 @@ module = importlib.import_module("sparsetile.formats.row_parts")
 
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("entries, ordered", [(1, True), (7, False), (100, True)])
-def test_counts_are_those_of_the_whole(monkeypatch, name: str, entries: int, ordered: bool):
+def test_counts_are_those_of_the_whole(name: str, entries: int, ordered: bool, constants):
     csr: CSR = csr_of(MATRICES[name]())
     order = None
     if ordered:
@@ -27,7 +27,7 @@ def test_counts_are_those_of_the_whole(monkeypatch, name: str, entries: int, ord
     whole = [count_columns(csr, order, height) for height in (8, 16)]
     pairs = [distinct_pairs(csr, height, order) for height in (1, 8, 16, 64)]
     blocks = count_row_blocks(csr, 32, order)
-    monkeypatch.setattr(module, "PART_ENTRIES", entries)
+    constants(module, PART_ENTRIES=entries)
     for height, expected in zip((8, 16), whole, strict=True):
         found = count_columns(csr, order, height)
         for part in ("entries", "delta", "pairs"):
@@ -36,9 +36,9 @@ def test_counts_are_those_of_the_whole(monkeypatch, name: str, entries: int, ord
     assert count_row_blocks(csr, 32, order) == blocks
 
 
-def test_parts_are_whole_windows_and_cover_every_row(monkeypatch):
+def test_parts_are_whole_windows_and_cover_every_row(constants):
     csr = csr_of(MATRICES["odd sizes"]())
-    monkeypatch.setattr(module, "PART_ENTRIES", 10)
+    constants(module, PART_ENTRIES=10)
     found = list(module.row_parts(csr, None, 8, overlap=8))
     assert len(found) > 2 and sum(own for own, _ in found) == csr.shape[0]
     assert all(own % 8 == 0 for own, _ in found[:-1])
@@ -48,7 +48,7 @@ def test_parts_are_whole_windows_and_cover_every_row(monkeypatch):
 
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("answer", [False, True])
-def test_bundles_are_asked_about_the_same_counts(monkeypatch, name: str, answer: bool):
+def test_bundles_are_asked_about_the_same_counts(name: str, answer: bool, constants):
     csr: CSR = csr_of(MATRICES[name]())
     asked: list[tuple[int, ...]] = []
 
@@ -57,7 +57,7 @@ def test_bundles_are_asked_about_the_same_counts(monkeypatch, name: str, answer:
         return answer
 
     whole = RowBundles.pack_if(csr, None, pays, 1.3)
-    monkeypatch.setattr(module, "PART_ENTRIES", 10)
+    constants(module, PART_ENTRIES=10)
     parts = RowBundles.pack_if(csr, None, pays, 1.3)
     assert len(set(asked)) == 1 and (whole is None) == (parts is None) == (not answer)
     if whole is not None and parts is not None:

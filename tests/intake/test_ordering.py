@@ -45,8 +45,8 @@ def test_counting_passes_give_the_same_order_as_a_sort(monkeypatch):
     assert torch.equal(order, expected.indices)
 
 
-def test_a_mostly_empty_matrix_is_sorted_by_keys(monkeypatch):
-    monkeypatch.setattr(ordering, "COUNTING_FROM", 0)
+def test_a_mostly_empty_matrix_is_sorted_by_keys(monkeypatch, constants):
+    constants(ordering, COUNTING_FROM=0)
     monkeypatch.setattr(scipy.sparse, "csr_array", None)  # what counts
     last = 2**31 - 2
     keys, order = ordering.sort_entries(

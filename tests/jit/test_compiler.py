@@ -55,22 +55,22 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* data) {
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, environment) -> Path:
     """A cold kernel cache of this test's own."""
     folder = tmp_path / "kernels"
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(folder))
+    environment(SPARSETILE_CACHE_DIR=folder)
     return folder
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def tree(tmp_path: Path, constants):
     """A device tree of this test's own, with two small kernels."""
     folder = tmp_path / "cuda"
     folder.mkdir()
     (folder / "tiny.cu").write_text(TINY)
     (folder / "spilling.cu").write_text(SPILLING)
     for place in (source_module, module):
-        monkeypatch.setattr(place, "DEVICE_TREE", folder)
+        constants(place, DEVICE_TREE=folder)
     device_tree_digest.cache_clear()
     yield folder
     device_tree_digest.cache_clear()
@@ -204,10 +204,10 @@ def test_the_report_of_another_cubin_is_not_believed(cache, tree):
 
 
 def test_a_folder_that_cannot_exist_costs_the_cache_and_not_the_compile(
-    tmp_path, tree, monkeypatch, caplog
+    tmp_path, tree, caplog, environment
 ):
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("SPARSETILE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    environment(SPARSETILE_CACHE_DIR=tmp_path / "file" / "kernels")
     with caplog.at_level(logging.INFO, "sparsetile"):
         assert not compile_source(tiny(), ARCH).from_cache
         assert not compile_source(tiny(), ARCH).from_cache

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from sparsetile.jit import KernelSource, LoadedKernel, ParamStruct, device_arch
 from sparsetile.jit import loader as module
@@ -36,8 +35,8 @@ VALUES = {"a": 10, "b": 4096, "c": 8192, "stride": -5, "alpha": 0.25, "n": 7}
         ((12, 0), "sm_120"),
     ],
 )
-def test_a_chip_with_instructions_of_its_own_gets_the_a_target(monkeypatch, capability, arch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+def test_a_chip_with_instructions_of_its_own_gets_the_a_target(capability, arch, torch_cuda):
+    torch_cuda(get_device_capability=capability)
     assert device_arch(0) == arch
 
 
@@ -179,7 +178,7 @@ def test_threads_do_not_write_into_each_other_s_parameters(prepared):
     assert [first for first, _ in driver.fields] == streams
 
 
-def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch):
+def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch, torch_cuda):
     import cuda.core
     from cuda.bindings import driver
 
@@ -188,7 +187,7 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch):
     monkeypatch.setattr(cuda.core, "ObjectCode", code)
     status = driver.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (status,))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    torch_cuda(get_device_capability=(9, 0))
     compiled = SimpleNamespace(cubin=b"", resources=None, source=SimpleNamespace(entry="toy"))
     with pytest.raises(ValueError) as caught:
         LoadedKernel(compiled, ONE, 300_000, 0)
@@ -208,13 +207,13 @@ def test_a_source_without_parameters_is_not_loaded():
 
 
 @pytest.fixture
-def loading(monkeypatch) -> Callable[[Callable[[], object]], None]:
+def loading(monkeypatch, torch_cuda) -> Callable[[Callable[[], object]], None]:
     """Without a GPU: compiling does nothing, and a kernel is what the given function returns."""
 
     def kernels_are(made: Callable[[], object]) -> None:
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
-        monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
+        torch_cuda(
+            device=contextlib.nullcontext(), current_stream=None, get_device_capability=(9, 0)
+        )
         monkeypatch.setattr(module, "compile_source", lambda source, arch: None)
         monkeypatch.setattr(module, "LoadedKernel", lambda *compiled: made())
 
@@ -264,14 +263,14 @@ def test_a_kernel_that_failed_to_load_is_tried_again(loading):
     assert module.load(source, 0, 0) == module.load(source, 0, 0) == "kernel"
 
 
-def test_the_current_device_is_entered_only_when_it_is_another(monkeypatch):
+def test_the_current_device_is_entered_only_when_it_is_another(monkeypatch, torch_cuda):
     monkeypatch.setattr(module, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: f"enter {index}")
+    torch_cuda(device="entered")
     assert module.on_device(1) is module._ALREADY_THERE
-    assert module.on_device(0) == "enter 0"
+    assert module.on_device(0) == "entered"
 
 
-def test_finds_the_stream_handle_without_torch_s_fast_function(monkeypatch):
+def test_finds_the_stream_handle_without_torch_s_fast_function(torch_cuda):
     stream = SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    torch_cuda(current_stream=stream)
     assert module._slow_stream(2) == 7

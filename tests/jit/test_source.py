@@ -14,14 +14,14 @@ from sparsetile.kernels import KERNELS
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def tree(tmp_path: Path, constants):
     """A copy of the device tree, in the place where the package would have it."""
     package = tmp_path / "sparsetile"
     for room in ("kernels", "jit"):
         origin = module.DEVICE_TREE.parent.parent / room
         shutil.copytree(origin, package / room, ignore=shutil.ignore_patterns("__pycache__"))
     copy = package / "kernels" / "cuda"
-    monkeypatch.setattr(module, "DEVICE_TREE", copy)
+    constants(module, DEVICE_TREE=copy)
     device_tree_digest.cache_clear()
     yield copy
     device_tree_digest.cache_clear()

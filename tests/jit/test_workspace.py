@@ -26,8 +26,8 @@ class OnTheHost(TorchFunctionMode):
 
 
 @pytest.fixture(autouse=True)
-def _host_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def _host_memory(capturing) -> Iterator[None]:
+    capturing(False)
     with OnTheHost():
         yield
 
@@ -102,12 +102,12 @@ def test_outgrown_buffers_stay_alive_for_running_launches(stream):
     assert all(part() is not new for part, new in zip(first, larger, strict=True))
 
 
-def test_a_captured_graph_gets_memory_of_its_own_each_time(monkeypatch, stream):
+def test_a_captured_graph_gets_memory_of_its_own_each_time(capturing, stream):
     shared = scratch(0, stream, 1000, 10)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    capturing(True)
     one, other = scratch(0, stream, 100, 4), scratch(0, stream, 100, 4)
     assert len({part[0].data_ptr() for part in (shared, one, other)}) == 3
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    capturing(False)
     assert scratch(0, stream, 1000, 10) is shared
 
 
@@ -124,9 +124,9 @@ def test_threads_and_streams_have_flags_of_their_own(stream):
     assert in_a_thread(lambda: zeroed_flag(0, stream)).data_ptr() != mine.data_ptr()
 
 
-def test_a_captured_graph_gets_a_flag_of_its_own(monkeypatch, stream):
+def test_a_captured_graph_gets_a_flag_of_its_own(capturing, stream):
     mine = zeroed_flag(0, stream)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    capturing(True)
     assert zeroed_flag(0, stream) is not mine
 
 

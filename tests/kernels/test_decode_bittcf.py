@@ -71,10 +71,10 @@ def test_windows_of_eight_rows_decode_to_the_product(name, permuted):
 
 
 @pytest.fixture
-def one_processor(monkeypatch):
+def one_processor(constants):
     """So few that small matrices keep them busy: windows of sixteen rows need that."""
     small = device.Machine(**{**vars(device.H200), "processors": 1})
-    monkeypatch.setattr(device, "H200", small)
+    constants(device, H200=small)
 
 
 @pytest.mark.parametrize("permuted", [False, True])

@@ -84,9 +84,9 @@ def test_windows_decode_to_the_product(name, permuted):
 
 @pytest.mark.parametrize("l2_bytes", [2**26, 2**10], ids=["neighbours together", "dealt out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_cut_windows_decode_to_the_product(monkeypatch, dtype, l2_bytes):
+def test_cut_windows_decode_to_the_product(dtype, l2_bytes, constants):
     small = device.Machine(**{**vars(device.H200), "processors": 7, "l2_bytes": l2_bytes})
-    monkeypatch.setattr(device, "H200", small)
+    constants(device, H200=small)
     csr = whole_numbers(random_matrix(2000, 300, 0.03))
     built = build("wcsr", csr, n=128, dtype=dtype, ablation="tall")
     assert built.meta["workers"] == 7 and len(built["cuts"]) > 0

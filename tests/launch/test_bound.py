@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems import runner as runner_of
 from tests.contracts.cases import csr_of, random_matrix
+from tests.host import answer_on_host
 from tests.systems.requests import request_for
 
 FAKED = (csr_runner, tile_runner, hybrid_runner)
@@ -46,10 +46,10 @@ class Notes:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Notes:
     done: list[str] = []
-    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: done.append("context"))
-    monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(module, "record_stream", lambda tensors, device: None)
+    answer_on_host(
+        monkeypatch, module, stream=7, record_stream=lambda tensors, device: None,
+        ensure_cuda_context=lambda device: done.append("context"),
+    )  # fmt: skip
     return Notes(done)
 
 
@@ -75,10 +75,10 @@ def test_the_allocator_is_told_of_each_stream_once(runner, monkeypatch, fused):
     tensors, values = {"indptr": torch.zeros(4), "columns": torch.zeros(2)}, torch.zeros(2)
     packed = {"values": torch.zeros(3)}
     recorded, streams = [], iter([7, 7, 9, 7, 9, 9])
-    monkeypatch.setattr(module, "current_stream_handle", lambda device: next(streams))
-    monkeypatch.setattr(
-        module, "record_stream", lambda tensors, device: recorded.append(list(tensors))
-    )
+    answer_on_host(
+        monkeypatch, module, current_stream_handle=lambda device: next(streams),
+        record_stream=lambda tensors, device: recorded.append(list(tensors)),
+    )  # fmt: skip
     product = BoundProduct(runner, tensors, values, packed)
     for _ in range(6):
         B = torch.ones(2, 4)
@@ -131,14 +131,11 @@ class GPU:
 def gpu(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> GPU:
     gpu_facts()
     made = GPU()
-    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: Kernel(spec, made.launches))
-    for each in (module, *FAKED):
-        monkeypatch.setattr(each, "on_device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(each, "ensure_cuda_context", lambda device: None)
-        monkeypatch.setattr(each, "current_stream_handle", lambda device: 7)
-        monkeypatch.setattr(each, "scratch", made.scratch)
-    monkeypatch.setattr(module, "current_device", lambda: None)
-    monkeypatch.setattr(module, "record_stream", lambda tensors, device: None)
+    answer_on_host(
+        monkeypatch, module, *FAKED, stream=7, scratch=made.scratch,
+        load=lambda spec, config, *rest: Kernel(spec, made.launches),
+        record_stream=lambda tensors, device: None,
+    )  # fmt: skip
     return made
 
 
@@ -283,8 +280,7 @@ class NotesLinear:
 
 
 @pytest.fixture
-def layer(runner: Notes, monkeypatch: pytest.MonkeyPatch) -> tuple[BoundLinear, NotesLinear]:
-    monkeypatch.setattr(module, "current_device", lambda: None)  # that of a tensor on the host
+def layer(runner: Notes) -> tuple[BoundLinear, NotesLinear]:
     notes = NotesLinear()
     return BoundLinear(notes, {"work": torch.zeros(4)}, {"blocks": torch.zeros(2)}), notes
 

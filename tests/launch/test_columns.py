@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch import columns
 from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
-from sparsetile.launch.kept import KeptLaunches
 from sparsetile.plan import eager as gradients
-from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.build import host_compiler
+from tests.emulator.products import load_on_host
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
@@ -47,14 +46,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         made = torch.full((size,), 255, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32)
         return memory.setdefault((size, counters), made)
 
-    monkeypatch.setattr(columns, "current_device", lambda: None)
-    monkeypatch.setattr(columns, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(columns, "current_stream_handle", lambda device: 0)
-    monkeypatch.setattr(columns, "scratch", scratch)
-    monkeypatch.setattr(columns, "_launches", KeptLaunches())
-    monkeypatch.setattr(
-        KernelSpec, "load", lambda spec, config, *rest: HostKernel(spec, config, folder)
-    )
+    load_on_host(monkeypatch, folder, columns, scratch=scratch)
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="no g++ here")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.kernels import KernelSpec
 from sparsetile.launch import gather
 from sparsetile.launch.gather import gather_rows, gathers
-from tests.emulator.build import HostKernel, host_compiler
+from tests.emulator.build import host_compiler
+from tests.emulator.products import load_on_host
 
 BYTES = (16, 32, 48, 256, 512, 1040)
 
@@ -23,12 +22,7 @@ def rows_of(count: int, of: int) -> Tensor:
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(gather, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(gather, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(gather, "current_stream_handle", lambda device: 0)
-    monkeypatch.setattr(
-        KernelSpec, "load", lambda spec, config, *rest: HostKernel(spec, config, folder)
-    )
+    load_on_host(monkeypatch, folder, gather)
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="no g++ here")

@@ -80,11 +80,12 @@ def block_of(edge_index: Tensor) -> SampledGraph:
     return found
 
 
-def test_nothing_is_sorted_or_planned(monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_sorted_or_planned(monkeypatch: pytest.MonkeyPatch, calls_of):
     monkeypatch.setattr(SampledGraph, "canonical", property(lambda self: pytest.fail("sorted")))
     edge_index = edges()
-    monkeypatch.setattr(torch, "sort", lambda *a, **k: pytest.fail("sorted"))
+    sorts = calls_of(torch, "sort")
     aggregate(pair(torch.randn(SOURCES, N)), edge_index, reduce="mean")
+    assert not sorts
 
 
 def test_gradients_of_gradients():
@@ -106,17 +107,17 @@ def test_gradients_of_gradients():
 @pytest.mark.parametrize("shared", [False, True])  # targets are the first of the sources
 @pytest.mark.parametrize("joined", [False, True])
 def test_layers_on_blocks_have_gradients_of_gradients(
-    aggr: str, bias: bool, shared: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
+    aggr: str, bias: bool, shared: bool, joined: bool, constants
 ):
     from sparsetile.nn import sage
 
-    monkeypatch.setattr(sage, "MOST_JOINED", 2**26 if joined else 0)
+    constants(sage, MOST_JOINED=2**26 if joined else 0)
     edge_index, width = edges(), N if shared else N + 1
     layer = SAGEConv((N, width), 3, aggr, bias=bias).double()
     double = {"dtype": torch.float64, "requires_grad": True}
     x, y = torch.randn(SOURCES, N, **double), torch.randn(TARGETS, width, **double)
     # A sampled graph that is used too often becomes a graph.
-    monkeypatch.setattr(sampled, "SHORT_LIVED_CALLS", 10**9)
+    constants(sampled, SHORT_LIVED_CALLS=10**9)
 
     def of_layer(x: Tensor, y: Tensor, *weights: Tensor) -> Tensor:
         given = (x, x[:TARGETS] if shared else y), edge_index
@@ -158,7 +159,7 @@ def test_layers_on_blocks_heed_what_is_hooked_to_their_linear_maps():
 @pytest.mark.parametrize("by_target", [True, False])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_what_a_block_does_not_take_is_what_the_graph_gives(
-    by_target: bool, reduce: str, monkeypatch: pytest.MonkeyPatch
+    by_target: bool, reduce: str, constants
 ):
     edge_index = edges(by_target)
     x = torch.randn(SOURCES, N)
@@ -177,7 +178,7 @@ def test_what_a_block_does_not_take_is_what_the_graph_gives(
         return found
 
     mine = results()
-    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
+    constants(sampled, SAMPLED_DEVICES=())
     clear_graph_cache()
     _Regime.short_lived = True
     for found, want in zip(mine, results(), strict=True):
@@ -235,17 +236,17 @@ def test_edges_that_name_no_node_are_named():
             aggregate(pair(x), wrong)
 
 
-def test_no_edges_and_other_devices_have_no_block(monkeypatch: pytest.MonkeyPatch):
+def test_no_edges_and_other_devices_have_no_block(constants):
     none = torch.empty(2, 0, dtype=torch.int64)
     assert make_sampled("t", none, True, (TARGETS, SOURCES)) is None
     out = aggregate(pair(torch.randn(SOURCES, N)), none)
     assert out.shape == (TARGETS, N) and not out.any()
-    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ("cuda",))
+    constants(sampled, SAMPLED_DEVICES=("cuda",))
     assert make_sampled("t", edges(), True, (TARGETS, SOURCES)) is None
 
 
 @pytest.mark.parametrize("kind", [SAGEConv, GINConv])
-def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.MonkeyPatch):
+def test_layers_of_blocks_are_those_of_graphs(kind: type, constants):
     torch.manual_seed(2)
     layer = SAGEConv(N, 5) if kind is SAGEConv else GINConv(torch.nn.Linear(N, 5))
     x, edge_index = torch.randn(SOURCES, N), edges(False)
@@ -258,7 +259,7 @@ def test_layers_of_blocks_are_those_of_graphs(kind: type, monkeypatch: pytest.Mo
         return [out, *(parameter.grad.clone() for parameter in layer.parameters())]
 
     mine = step()
-    monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
+    constants(sampled, SAMPLED_DEVICES=())
     clear_graph_cache()
     for found, want in zip(mine, step(), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)

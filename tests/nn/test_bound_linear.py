@@ -26,7 +26,8 @@ from sparsetile.layers import block_layer as bound_module
 from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.nn import SparseLinear, linear_binding
 from sparsetile.systems.bcsr.few import FewTokens
-from tests.locks import Slow, at_once
+from tests.host import answer_on_host
+from tests.locks import at_once, slowed
 
 BF16 = torch.bfloat16
 OUT, INTO = 192, 128
@@ -81,10 +82,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
     monkeypatch.setattr(linear_binding, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
-    monkeypatch.setattr(bound_module, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(bound_module, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(bound_module, "current_stream_handle", lambda device: made.stream)
-    monkeypatch.setattr(bound_module, "current_device", lambda: None)
+    answer_on_host(monkeypatch, bound_module, current_stream_handle=lambda device: made.stream)
     monkeypatch.setattr(
         BlockLayer, "method", lambda self, tokens, *_: "few" if tokens <= 16 else "dense"
     )
@@ -456,8 +454,7 @@ def test_threads_share_one_layer(host, layer):
 
 
 def test_threads_that_call_together_share_one_binding(host, layer, monkeypatch):
-    slow, x = Slow(linear_binding._bind), integers(3, INTO)
-    monkeypatch.setattr(linear_binding, "_bind", slow)
+    slow, x = slowed(monkeypatch, linear_binding, "keeps_dense"), integers(3, INTO)
     for Y in at_once(lambda: layer(x)):
         assert torch.equal(Y, expected(layer, x))
     assert slow.calls == 1

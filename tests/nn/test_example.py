@@ -24,16 +24,15 @@ def test_the_step_that_is_captured_trains_on_the_host():
     assert losses[-1] < losses[0]
 
 
-def test_a_replay_announces_that_parameters_were_written(monkeypatch):
-    graph = FakeGraph.put_into(monkeypatch)
+def test_a_replay_announces_that_parameters_were_written(torch_cuda):
+    graph = FakeGraph.put_into(torch_cuda)
     example = load_example("gcn_cuda_graph")
     replay, warm = example.capture(example.make_step("cpu", nodes=50, edges=200))
     replay()
     assert len(warm) == example.WARM_STEPS and graph.epochs[0] < epoch()
 
 
-def test_a_cuda_graph_without_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_cuda_graph_without_a_gpu_is_refused(no_gpu):
     with pytest.raises(SystemExit, match="device must be a CUDA GPU, got none"):
         load_example("gcn_cuda_graph").main()
 

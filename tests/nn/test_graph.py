@@ -20,17 +20,9 @@ def _fresh():
 
 
 @pytest.fixture
-def builds(monkeypatch):
+def builds(calls_of):
     """The plans that were built, in order."""
-    made = []
-    plan = graphs.plan
-
-    def counted(*arguments, **options):
-        made.append(plan(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(graphs, "plan", counted)
-    return made
+    return calls_of(graphs, "plan")
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -80,16 +72,10 @@ def test_edges_changed_in_place_are_noticed(builds):
         torch.testing.assert_close(after, layer(x, edge_index.clone()))
 
 
-def test_edges_that_look_as_before_are_read_no_more(builds, monkeypatch):
+def test_edges_that_look_as_before_are_read_no_more(builds, calls_of):
     layer, x, edge_index = GATConv(WIDTH, 5), torch.randn(NODES, WIDTH), directed_graph()
     layer(x, edge_index)
-    read = []
-    fingerprint = cache.edges_fingerprint
-    monkeypatch.setattr(
-        cache,
-        "edges_fingerprint",
-        lambda *given, **more: read.append(given) or fingerprint(*given, **more),
-    )
+    read = calls_of(cache, "edges_fingerprint")
     expected = layer(x, edge_index)
     assert not read and len(builds) == 1
     layer(torch.randn(NODES + 1, WIDTH), edge_index)  # another size

@@ -9,7 +9,7 @@ from sparsetile.nn import GCNConv, SAGEConv, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.sampled import SampledGraph
-from tests.locks import Slow, at_once, waits_for
+from tests.locks import Slow, at_once, slowed, waits_for
 from tests.nn.cases import NODES, WIDTH, directed_graph, without_parallel_edges
 
 
@@ -29,8 +29,7 @@ def graph() -> Graph:
 
 
 def test_one_graph_for_layers_that_start_together(monkeypatch):
-    slow, layer, edges = Slow(cache._make), GCNConv(WIDTH, 4), directed_graph()
-    monkeypatch.setattr(cache, "_make", slow)
+    slow, layer, edges = slowed(monkeypatch, cache, "building"), GCNConv(WIDTH, 4), directed_graph()
     x = torch.randn(NODES, WIDTH)
     one, other = at_once(lambda: layer(x, edges))
     assert slow.calls == 1
@@ -38,15 +37,13 @@ def test_one_graph_for_layers_that_start_together(monkeypatch):
 
 
 def test_one_plan_for_products_of_one_width(graph: Graph, monkeypatch):
-    slow, x = Slow(graphs.plan), torch.randn(NODES, 100)
-    monkeypatch.setattr(graphs, "plan", slow)
+    slow, x = slowed(monkeypatch, graphs, "plan"), torch.randn(NODES, 100)
     one, other = at_once(lambda: graph._plan(x, None)[0])
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_plan_of_rows_for_attention(graph: Graph, monkeypatch):
-    slow = Slow(graphs.plan)
-    monkeypatch.setattr(graphs, "plan", slow)
+    slow = slowed(monkeypatch, graphs, "plan")
     one, other = at_once(lambda: graph._make_row_plan(8))
     assert one is other is not None and slow.calls == 1
 
@@ -58,8 +55,7 @@ def test_values_of_a_name_are_computed_once(graph: Graph):
 
 
 def test_one_map_of_weights_prepared_by_one_thread_after_the_other(graph: Graph, monkeypatch):
-    slow = Slow(graphs.WeightMap.prepare_gradients)
-    monkeypatch.setattr(graphs.WeightMap, "prepare_gradients", lambda *given: slow(*given))
+    slow = slowed(monkeypatch, graphs.WeightMap, "prepare_gradients")
     graph.weight_map(differentiable=False)
     one, other = at_once(lambda: graph.weight_map(differentiable=True))
     assert one is other is not None and slow.most == 1
@@ -77,8 +73,7 @@ def test_what_was_built_is_never_replaced(graph: Graph):
 
 def test_each_thread_has_its_own_block_of_a_graph_that_passes_by(monkeypatch):
     """Products of a block read, sort and transpose it."""
-    slow, edges = Slow(cache.make_sampled), directed_graph()
-    monkeypatch.setattr(cache, "make_sampled", slow)
+    slow, edges = slowed(monkeypatch, cache, "make_sampled"), directed_graph()
     monkeypatch.setattr(cache._Regime, "short_lived", True)
     layer, x = SAGEConv(WIDTH, 4), torch.randn(NODES, WIDTH)
     one, other = at_once(lambda: layer(x, edges))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -91,7 +88,7 @@ def test_csr_of_the_package_is_a_matrix_of_targets_and_sources(x):
     torch.testing.assert_close(layer(x, csr), layer(x, edges))
 
 
-def test_plain_edges_alone_work_where_pyg_is_missing():
+def test_plain_edges_alone_work_where_pyg_is_missing(interpreter):
     code = (
         "import sys, torch, sparsetile\n"
         "assert 'sparsetile.nn' not in sys.modules\n"
@@ -101,10 +98,8 @@ def test_plain_edges_alone_work_where_pyg_is_missing():
         "print(GCNConv(2, 3)(torch.ones(3, 2), edges).shape[1])\n"
         "print(GATConv(2, 3)(torch.ones(3, 2), edges).shape[1])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert done.stdout.split() == ["3", "3"]
+    done = interpreter(code)
+    assert done.stdout.split() == ["3", "3"], done.stderr
 
 
 def plan_of(**options):

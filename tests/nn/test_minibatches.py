@@ -40,10 +40,10 @@ def tunes(monkeypatch):
 
 
 @pytest.fixture(params=["blocks", "plans"])
-def passed(request, monkeypatch):
+def passed(request, constants):
     """Short-lived graphs: sampled ones, or untuned plans if these are not supported."""
     if request.param == "plans":
-        monkeypatch.setattr(sampled, "SAMPLED_DEVICES", ())
+        constants(sampled, SAMPLED_DEVICES=())
     return [] if request.param == "blocks" else ["none"]
 
 

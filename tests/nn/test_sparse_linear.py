@@ -16,7 +16,7 @@ from torch.nn import functional
 from sparsetile.layers import block_linear
 from sparsetile.nn import SparseLinear
 from sparsetile.nn import linear as module
-from tests.locks import Slow, at_once
+from tests.locks import at_once, slowed
 
 # (out, in, block): whole blocks, blocks that reach past the end, one block, small blocks.
 SHAPES = [(256, 192, 64), (200, 130, 64), (40, 24, 64), (256, 384, 128), (96, 80, 32), (50, 70, 16)]
@@ -48,9 +48,9 @@ def test_results_are_those_of_the_masked_dense_layer(out, into, block, lead):
 
 
 @pytest.fixture(params=["block by block", "row by row"], autouse=True)
-def _both_ways_on_a_host(request, monkeypatch):
+def _both_ways_on_a_host(request, constants):
     if request.param == "row by row":
-        monkeypatch.setattr(block_linear, "COPIED", 0)
+        constants(block_linear, COPIED=0)
 
 
 @pytest.mark.parametrize("out, into, block", SHAPES)
@@ -388,8 +388,7 @@ def test_the_pattern_s_memory_is_kept_while_its_address_is_compared():
 
 def test_threads_that_call_together_prepare_the_pattern_once(monkeypatch):
     layer, x = layer_of(), torch.randn(3, 192)
-    slow = Slow(block_linear.flat_pattern)
-    monkeypatch.setattr(block_linear, "flat_pattern", slow)
+    slow = slowed(monkeypatch, block_linear, "flat_pattern")
     for found in at_once(lambda: layer(x)):
         torch.testing.assert_close(found, dense_result(layer, x))
     assert slow.calls == 1
@@ -403,16 +402,15 @@ def test_columns_at_the_same_address_with_another_stride_are_noticed():
         check_with_gradients(layer)
 
 
-def test_each_new_pattern_says_why_it_falls_back(monkeypatch):
-    asked = []
-    monkeypatch.setattr(SparseLinear, "_explain_fallback", lambda self: asked.append(self))
+def test_each_new_pattern_says_why_it_falls_back(calls_of):
+    asked = calls_of(SparseLinear, "_explain_fallback")
     layer, x = layer_of(), torch.randn(3, 192)
     layer(x), layer(x)
-    assert asked == [layer]
+    assert [call.given[0] for call in asked] == [layer]
     with torch.no_grad():
         layer.block_col_idx.copy_(layer.block_col_idx.clone())
     layer(x)
-    assert asked == [layer, layer]
+    assert [call.given[0] for call in asked] == [layer, layer]
 
 
 def test_the_fallback_says_why_once(monkeypatch):

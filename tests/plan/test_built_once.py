@@ -8,7 +8,7 @@ import torch
 import sparsetile as st
 from sparsetile.plan import family
 from sparsetile.plan.family import Family
-from tests.locks import Slow, at_once, waits_for
+from tests.locks import at_once, slowed, waits_for
 
 ROWS, N = 60, 8
 
@@ -21,44 +21,38 @@ def plan() -> st.Plan:
 
 
 def test_one_transpose_for_threads_that_ask_together(plan: st.Plan, monkeypatch):
-    slow = Slow(Family._transpose)
-    monkeypatch.setattr(Family, "_transpose", lambda *given: slow(*given))
+    slow = slowed(monkeypatch, st.CSR, "transposed")
     one, other = at_once(lambda: plan._family.main(True))
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_plan_of_the_transpose_for_threads_that_ask_together(plan: st.Plan, monkeypatch):
-    slow = Slow(Family.main)
-    monkeypatch.setattr(Family, "main", lambda *given: slow(*given))
+    slow = slowed(monkeypatch, Family, "main")
     one, other = at_once(lambda: plan.T)
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_order_of_the_transpose_s_entries(plan: st.Plan, monkeypatch):
-    slow = Slow(family._narrow)
-    monkeypatch.setattr(family, "_narrow", slow)
+    slow = slowed(monkeypatch, st.CSR, "transpose_order")
     one, other = at_once(plan._family.entry_order)
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_pair_of_plans_for_gradients(plan: st.Plan, monkeypatch):
     plan._family.main(True)
-    slow = Slow(family.flatten)
-    monkeypatch.setattr(family, "flatten", slow)
+    slow = slowed(monkeypatch, family, "flatten")
     one, other = at_once(lambda: plan._family.differentiable(plan._family.forward))
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_scale_of_rows_for_means(plan: st.Plan, monkeypatch):
-    slow = Slow(family.row_scale)
-    monkeypatch.setattr(family, "row_scale", slow)
+    slow = slowed(monkeypatch, family, "row_scale")
     one, other = at_once(lambda: plan._family.row_scale(plan._family.forward))
     assert one is other is not None and slow.calls == 1
 
 
 def test_one_look_at_symmetry(plan: st.Plan, monkeypatch):
-    slow = Slow(Family._is_symmetric)
-    monkeypatch.setattr(Family, "_is_symmetric", lambda *given: slow(*given))
+    slow = slowed(monkeypatch, Family, "_is_symmetric")
     one, other = at_once(lambda: plan._family.for_gradients(plan._family.forward))
     assert one is other is not None and slow.calls == 1
 

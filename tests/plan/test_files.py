@@ -201,10 +201,10 @@ def child(path: Path, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_the_old_file(file):
+def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_the_old_file(file, interpreter):
     before = file.read_bytes()
-    said, _ = child(file, "full").communicate(timeout=60)
-    assert "File too large" in said
+    said = interpreter(CHILD, str(file), "full")
+    assert "File too large" in said.stdout, said.stderr
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
@@ -350,8 +350,7 @@ def test_a_device_that_does_not_exist_is_refused(file, device):
         st.load_plan(file, device=device)
 
 
-def test_a_plan_for_a_gpu_is_refused_where_there_is_none(file, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_plan_for_a_gpu_is_refused_where_there_is_none(file, no_gpu):
     rewrite(file, lambda header: header.update(device="cuda"))
     text = refused(file)
     assert "got a plan for a GPU, and there is none here" in text

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import sparsetile as st
 from sparsetile.plan import eager as gradients
-from sparsetile.plan.family import Family
 from sparsetile.plan.plan import Plan
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.cpu.system import CPUSystem
@@ -116,22 +115,16 @@ def test_negative_views_of_b_and_of_the_values_keep_their_signs(system, n, reduc
     torch.testing.assert_close(plan.run(imaginary, reduce=reduce), expected)
 
 
-def test_a_negative_view_takes_no_short_path(monkeypatch):
+def test_a_negative_view_takes_no_short_path(calls_of):
     """Runners see addresses alone, so that what they are given must not be negated lazily."""
-    seen: list[bool] = []
-    real = CPURunner.spmm
-
-    def spmm(self, tensors, values, packed, B, *rest):
-        seen.append(B.is_neg() or (values is not None and values.is_neg()))
-        real(self, tensors, values, packed, B, *rest)
-
-    monkeypatch.setattr(CPURunner, "spmm", spmm)
+    seen = calls_of(CPURunner, "spmm")
     plan, B = made(system="cpu"), dense()
     plan._variant.bound = lambda B, out: pytest.fail("not resolved")
     plan @ negative(B)
     plan.run(negative(B), values=negative(torch.ones(MATRIX.nnz)))
     plan.linear(negative(dense(3, 20)))
-    assert len(seen) == 3 and not any(seen)
+    operands = [operand for call in seen for operand in (call.given[2], call.given[4])]
+    assert len(seen) == 3 and not any(each.is_neg() for each in operands if each is not None)
 
 
 def test_matrices_and_biases_may_be_negative_views():
@@ -185,10 +178,9 @@ def test_a_library_s_product_keeps_its_type_under_autocast():
 # -- threads
 
 
-def test_threads_that_need_the_transpose_at_once_share_one(monkeypatch):
+def test_threads_that_need_the_transpose_at_once_share_one(calls_of):
     plan, at_once = made(), threading.Barrier(4)
-    real, builds = Family._transpose, []
-    monkeypatch.setattr(Family, "_transpose", lambda *a: builds.append(1) or real(*a))
+    builds = calls_of(st.CSR, "transposed")
 
     def work(_: int) -> Plan:
         at_once.wait()
@@ -196,7 +188,7 @@ def test_threads_that_need_the_transpose_at_once_share_one(monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(work, range(4)))
-    assert all(each is found[0] for each in found) and sum(builds) == 1
+    assert all(each is found[0] for each in found) and len(builds) == 1
 
 
 def test_tensors_and_recipe_change_as_one():
@@ -217,7 +209,7 @@ def trained(plan: Plan, B: Tensor, bias: Tensor, autocast: bool) -> list[Tensor]
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_trains_without_operators(dtype, reduce, monkeypatch):
+def test_autocast_trains_without_operators(dtype, reduce, calls_of):
     """A plan in autocast's type, or in a wider one, multiplies as a plan of that type does."""
     A = MATRIX if dtype is torch.float32 else MATRIX.astype("float32")
     plan = st.plan(A, 4, dtype=dtype, device="cpu")
@@ -227,13 +219,14 @@ def test_autocast_trains_without_operators(dtype, reduce, monkeypatch):
     expected = lower.run(b, reduce=reduce)
     expected.backward(G)
     module = importlib.import_module("sparsetile.plan.plan")
-    monkeypatch.setattr(module, "general_product", lambda *_: pytest.fail("an operator was called"))
+    operators = calls_of(module, "general_product")
     mine = B.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = plan.run(mine, reduce=reduce)
     found.backward(G)
     assert found.dtype is torch.bfloat16 and torch.equal(found, expected)
     assert mine.grad.dtype is torch.float32 and torch.equal(mine.grad, b.grad.float())
+    assert not operators
 
 
 def test_autocast_follows_new_values_and_shares_the_pattern():
@@ -265,8 +258,8 @@ def test_a_gradient_after_new_values_is_refused_under_autocast_too():
 
 
 @pytest.mark.parametrize("limit", [0, 2**40])
-def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, monkeypatch):
-    monkeypatch.setattr(gradients, "APART_BYTES", limit)
+def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, constants):
+    constants(gradients, APART_BYTES=limit)
     plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
     C, d_B, d_bias = trained(plan, B, bias, False)
     full = plan @ torch.eye(plan.shape[1])
@@ -286,11 +279,11 @@ def test_relu_and_bias_have_the_same_gradients_in_one_node_and_in_two(limit, mon
     torch.testing.assert_close(added.grad, (C > 0).float().sum(0))
 
 
-def test_relu_has_its_gradient_where_rows_of_a_result_are_part_of_more(monkeypatch):
+def test_relu_has_its_gradient_where_rows_of_a_result_are_part_of_more(monkeypatch, constants):
     """Systems may return the first columns of wider rows; the host does so of a large C."""
     plan, B, bias = made(), dense(), torch.randn(dense().shape[1])
     expected = trained(plan, B, bias, False)
-    monkeypatch.setattr(gradients, "APART_BYTES", 0)
+    constants(gradients, APART_BYTES=0)
     real = gradients.plain_product
     monkeypatch.setattr(
         gradients, "plain_product", lambda *given: torch.cat([real(*given)] * 2, 1)[:, : B.shape[1]]

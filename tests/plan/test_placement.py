@@ -227,7 +227,7 @@ def test_a_plan_moves_to_a_gpu_and_back(dense, x):
     assert torch.equal(plan @ x, st.plan(dense.to_sparse_csr(), N) @ x)
 
 
-def test_what_trained_values_pass_through_moves_with_the_plan(monkeypatch):
+def test_what_trained_values_pass_through_moves_with_the_plan(calls_of):
     """The values themselves stay; where each entry goes is read on the new device."""
     plan = st.plan(torch.eye(2).to_sparse_csr(), 1)
     weight = torch.ones(2, requires_grad=True)
@@ -235,11 +235,11 @@ def test_what_trained_values_pass_through_moves_with_the_plan(monkeypatch):
     places = torch.arange(2)
     moved = family._follow_on(functools.partial(max, weight, places), torch.device("meta"))
     assert moved.func is max and moved.args[0] is weight and moved.args[1].is_meta
-    asked = []
-    monkeypatch.setattr(family, "_follow_on", lambda *given: asked.append(given))
+    asked = calls_of(family, "_follow_on")
     follow = plan._family.follow
     plan.to(torch.float64)
-    assert asked == [(follow, torch.device("cpu"))] and plan._family.follow is None
+    (call,) = asked
+    assert call.given == (follow, torch.device("cpu")) and plan._family.follow is call.result
 
 
 def test_what_is_followed_is_named_by_functions_that_move():

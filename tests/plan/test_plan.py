@@ -344,7 +344,7 @@ def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch
     plan, B = made(system="cpu"), dense()
     expected = plan @ B
     bound = Noted(expected)
-    monkeypatch.setattr(variant_of(plan), "bound", bound)
+    variant_of(plan).bound = bound
     for taken in (B, dense(20, 9)[:, :4], dense(1, 20).T):
         plan @ taken
         assert bound.plain[-1] is taken
@@ -359,10 +359,10 @@ def test_the_short_path_is_for_plain_scales_and_columns_side_by_side(monkeypatch
     assert said(TypeError, lambda: plan.run(B, alpha=one)).startswith("run: alpha must be a number")
 
 
-def test_scale_mean_bias_and_relu_take_the_short_path(monkeypatch):
+def test_scale_mean_bias_and_relu_take_the_short_path():
     plan, B, bias = made(system="cpu"), dense(), torch.randn(4)
     bound = Noted(plan @ B)
-    monkeypatch.setattr(variant_of(plan), "bound", bound)
+    variant_of(plan).bound = bound
     plan.run(B, alpha=2.0)
     plan.run(B, reduce="mean")
     plan.run(B, bias=bias, relu=True)

@@ -185,10 +185,8 @@ def test_a_plan_keeps_neither_the_matrix_nor_the_operand_alive():
     assert [ref() for ref in watched] == [None] * 3
 
 
-def test_files_and_scipy_matrices_go_to_the_gpu_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+def test_files_and_scipy_matrices_go_to_the_gpu_where_there_is_one(torch_cuda):
+    torch_cuda(is_available=True, current_device=3, device_count=4)
     target = planner._target_device
     assert target(MATRIX, None) == torch.device("cuda", 3)
     assert target("graph.mtx", None) == torch.device("cuda", 3)

@@ -101,9 +101,7 @@ print(len(seen), len(set(seen)), all(id(part) in read for part in parts))
 """
 
 
-def test_what_threads_build_at_once_is_built_once_and_known_to_be_read():
+def test_what_threads_build_at_once_is_built_once_and_known_to_be_read(interpreter):
     """Streams read what a plan built last: what was built first must not be replaced."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COLD], capture_output=True, text=True, timeout=280
-    )
+    done = interpreter(COLD)
     assert done.stdout.split() == ["4", "1", "True"], done.stdout + done.stderr[-2000:]

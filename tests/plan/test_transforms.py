@@ -43,14 +43,10 @@ def filled(dense):
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("lead", [(), (2,)])
-def test_vmap_over_b_is_one_product_of_a_batch(plan, dense, dim, lead, monkeypatch):
+def test_vmap_over_b_is_one_product_of_a_batch(plan, dense, dim, lead, calls_of):
     X = torch.randn(*lead, COLS, N, dtype=torch.float64)
     batch = torch.stack([X, 2 * X, X - 1], dim)
-    calls = []
-    spmm = plan._variant.runner.spmm
-    monkeypatch.setattr(
-        variant_of(plan).runner, "spmm", lambda *a, **k: (calls.append(1), spmm(*a, **k))[1]
-    )
+    calls = calls_of(variant_of(plan).runner, "spmm")
     C = vmap(lambda b: plan @ b, in_dims=dim)(batch)
     close(C, dense @ torch.stack([X, 2 * X, X - 1]))
     assert len(calls) == 1

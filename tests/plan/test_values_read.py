@@ -231,12 +231,10 @@ def test_a_matrix_whose_storage_is_replaced_is_read_again():
 
 
 @pytest.mark.parametrize("layer", [lambda: SAGEConv(3, 3), lambda: GINConv(torch.nn.Linear(3, 3))])
-def test_unweighted_layers_keep_their_plans_while_an_optimiser_runs(layer, edges, monkeypatch):
+def test_unweighted_layers_keep_their_plans_while_an_optimiser_runs(layer, edges, calls_of):
     from sparsetile.nn import graph as module
 
-    made = []
-    plan = module.plan
-    monkeypatch.setattr(module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
+    made = calls_of(module, "plan")
     conv, x = layer(), torch.randn(NODES, 3)
     step = torch.optim.SGD(conv.parameters(), lr=0.1)
     for _ in range(6):
@@ -245,12 +243,10 @@ def test_unweighted_layers_keep_their_plans_while_an_optimiser_runs(layer, edges
     assert len(made) == 1
 
 
-def test_plain_weights_keep_one_plan_while_an_optimiser_runs(monkeypatch, edges):
+def test_plain_weights_keep_one_plan_while_an_optimiser_runs(edges, calls_of):
     from sparsetile.nn import graph as module
 
-    made = []
-    plan = module.plan
-    monkeypatch.setattr(module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
+    made = calls_of(module, "plan")
     conv, x, w = GCNConv(3, 3), torch.randn(NODES, 3), weights()
     step = torch.optim.SGD(conv.parameters(), lr=0.1)
     for _ in range(20):
@@ -259,16 +255,14 @@ def test_plain_weights_keep_one_plan_while_an_optimiser_runs(monkeypatch, edges)
     assert len(made) == 1
 
 
-def test_pyg_weights_keep_one_graph_while_an_optimiser_runs(monkeypatch, edges):
+def test_pyg_weights_keep_one_graph_while_an_optimiser_runs(edges, calls_of):
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import GCNConv as Theirs
 
     import sparsetile.pyg
     from sparsetile.nn import graph as module
 
-    made = []
-    plan = module.plan
-    monkeypatch.setattr(module, "plan", lambda *a, **k: made.append(1) or plan(*a, **k))
+    made = calls_of(module, "plan")
     conv, x = Theirs(3, 3), torch.randn(NODES, 3)
     trained = torch.nn.Parameter(weights())
     step = torch.optim.SGD([*conv.parameters(), trained], lr=1e-3)
@@ -316,12 +310,10 @@ def test_steps_of_other_parameters_leave_plain_weights_as_they_are():
     assert written(mine) == epoch() == written(other)
 
 
-def test_values_of_plain_weights_are_computed_once_while_a_layer_trains(edges, monkeypatch):
+def test_values_of_plain_weights_are_computed_once_while_a_layer_trains(edges, calls_of):
     from sparsetile.nn import gcn as module
 
-    computed = []
-    values = module._values
-    monkeypatch.setattr(module, "_values", lambda *a: computed.append(1) or values(*a))
+    computed = calls_of(module, "normalised_values")
     conv, x, w = GCNConv(3, 3), torch.randn(NODES, 3), weights()
     step = torch.optim.AdamW(conv.parameters(), lr=0.1, fused=True)
     for _ in range(6):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 import sparsetile.pyg
-from sparsetile.core import streams
 from sparsetile.nn import cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
 from sparsetile.nn.sampled import SampledGraph
@@ -149,9 +147,9 @@ def test_a_weighted_maximum_over_parallel_edges_is_pyg_s(products):
     assert not products
 
 
-def test_graphs_that_pass_by_are_left_to_pyg_where_they_would_be_planned(products, monkeypatch):
+def test_graphs_that_pass_by_are_left_to_pyg_where_they_would_be_planned(products, constants):
     """As on a GPU: weights and maxima of a block; a graph that stays is taken after all."""
-    monkeypatch.setattr(matrix, "_LEFT_TO_PYG", ("cpu",))
+    constants(matrix, LEFT_TO_PYG=("cpu",))
     clear_graph_cache()
     layer, x = pyg.GraphConv(WIDTH, 5), torch.randn(NODES, WIDTH)
     edge_index = directed_graph()
@@ -516,26 +514,26 @@ def test_weights_that_learn_are_normalised_at_every_call():
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_normalising_in_a_capture_is_refused(trained, monkeypatch):
+def test_normalising_in_a_capture_is_refused(trained, capturing):
     from torch_geometric.nn.conv import gcn_conv
 
     edge_index = directed_graph()
     weight = weights_of(edge_index).requires_grad_(trained)
     text = r"^gcn_norm: the call must be outside of a CUDA graph's capture .* normalize=False\.$"
 
-    def normalised(capturing):
-        monkeypatch.setattr(streams, "capturing", lambda device: capturing)
+    def normalised(captured):
+        capturing(captured)
         return gcn_conv.gcn_norm(edge_index, weight, NODES)[1]
 
     with sparsetile.pyg.patch():
         with pytest.raises(ValueError, match=text):
-            normalised(capturing=True)
-        expected = normalised(capturing=False)
+            normalised(captured=True)
+        expected = normalised(captured=False)
         if trained:  # normalised at every call
             with pytest.raises(ValueError, match=text):
-                normalised(capturing=True)
+                normalised(captured=True)
         else:
-            assert normalised(capturing=True) is expected
+            assert normalised(captured=True) is expected
 
 
 def test_a_model_trains_alike():
@@ -572,10 +570,8 @@ print(sparsetile.pyg.is_patched())
 """
 
 
-def test_pyg_is_imported_by_patch_alone_and_missed_clearly():
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_PYG], capture_output=True, text=True, check=True
-    )
+def test_pyg_is_imported_by_patch_alone_and_missed_clearly(interpreter):
+    done = interpreter(_WITHOUT_PYG)
     imported, error, patched = done.stdout.splitlines()
     assert (imported, patched) == ("False", "False")
     assert error.startswith("patch: torch_geometric must be installed, got no such package. Run")

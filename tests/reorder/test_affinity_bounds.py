@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +56,7 @@ def test_a_permuted_cycle_has_the_row_and_column_lengths_of_a_symmetric_matrix_b
 
 
 @pytest.mark.parametrize("shape", [(700, 90), (90, 700), (400, 400)])
-def test_records_of_64_bits_give_the_same_order_as_32(shape, monkeypatch):
+def test_records_of_64_bits_give_the_same_order_as_32(shape, constants):
     """Matrices with more than 2**31 entries: the same code with wider records."""
     matrix = random_matrix(*shape, 0.1)
     indptr, indices = arrays(matrix)
@@ -66,7 +64,7 @@ def test_records_of_64_bits_give_the_same_order_as_32(shape, monkeypatch):
     pointers, members = arrays(turned)
     assert (np.diff(indptr) > 0).all() and (np.diff(pointers) > 0).all()
     expected = windows.filled_windows(indptr, indices, pointers, members)
-    monkeypatch.setattr(windows, "_MOST_NARROW", 0)
+    constants(windows, MOST_NARROW=0)
     found = windows.filled_windows(indptr, indices, pointers, members)
     assert np.array_equal(found, expected)
 
@@ -91,13 +89,10 @@ def orders_of_graphs() -> str:
     return hashlib.sha256(b"".join(order.numpy().tobytes() for order in orders)).hexdigest()
 
 
-def test_another_process_finds_the_same_orders():
+def test_another_process_finds_the_same_orders(interpreter):
     code = "from tests.reorder.test_affinity_bounds import *; print(orders_of_graphs())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, timeout=120, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.stdout.strip() == orders_of_graphs()
+    done = interpreter(code, path=(str(Path(__file__).parents[2]),))
+    assert done.stdout.strip() == orders_of_graphs(), done.stderr
 
 
 def test_the_graph_given_is_left_as_it_was():

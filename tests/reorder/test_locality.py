@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +116,9 @@ def test_a_rare_column_in_common_outweighs_two_popular_ones():
     assert 1 in np.abs(np.diff(np.flatnonzero(locality(csr, alpha=2.0).perm.numpy() <= 1)))
 
 
-def test_a_popular_column_gives_a_row_only_the_rows_around_it(monkeypatch):
+def test_a_popular_column_gives_a_row_only_the_rows_around_it(constants):
     csr = csr_of(sp.csr_array(np.ones((100, 1))))
-    monkeypatch.setattr(module, "_BOUND_LEAST", 6)
-    monkeypatch.setattr(module, "_BOUND_MOST", 6)
+    constants(module, BOUND_LEAST=6, BOUND_MOST=6)
     nearest, similarity = module._nearest(*arrays_of(csr), 100)
     known = nearest >= 0
     distance = np.where(known, np.abs(nearest - np.arange(100)[:, None]), 0)
@@ -274,15 +270,15 @@ def orders_of_graphs() -> str:
     return hashlib.sha256(b"".join(order.numpy().tobytes() for order in orders)).hexdigest()
 
 
-def test_another_process_with_another_number_of_threads_finds_the_same_orders():
-    code = "from tests.reorder.test_locality import *; print(orders_of_graphs())"
-    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, check=True, timeout=120,
-        cwd=Path(__file__).parents[2], env=os.environ | threads,
-    )  # fmt: skip
-    assert done.stdout.strip() == orders_of_graphs()
+def test_another_process_with_another_number_of_threads_finds_the_same_orders(interpreter):
+    code = (
+        "torch.set_num_threads(1)\n"
+        "from tests.reorder.test_locality import *; print(orders_of_graphs())"
+    )
+    done = interpreter(
+        f"import torch; {code}", path=(str(Path(__file__).parents[2]),), NUMBA_NUM_THREADS="1"
+    )
+    assert done.stdout.strip() == orders_of_graphs(), done.stderr
 
 
 def test_values_do_not_change_the_order():

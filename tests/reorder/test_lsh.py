@@ -57,7 +57,7 @@ def test_a_wide_matrix_is_ordered_like_the_same_with_fewer_columns():
     assert torch.equal(lsh(wide).perm, lsh(narrow).perm)
 
 
-def test_more_signatures_tell_rows_apart_that_fewer_do_not(monkeypatch):
+def test_more_signatures_tell_rows_apart_that_fewer_do_not(constants):
     """Twelve kinds of rows with two columns of their own and eight that all of them have."""
     kinds = np.hstack([np.kron(np.eye(12), np.ones((8, 2))), np.ones((96, 8))])
     shuffle = np.random.default_rng(4).permutation(96)
@@ -65,7 +65,7 @@ def test_more_signatures_tell_rows_apart_that_fewer_do_not(monkeypatch):
     pairs = {}
     module = importlib.import_module("sparsetile.reorder.lsh")  # not the function of that name
     for count in (2, 8):
-        monkeypatch.setattr(module, "_SIGNATURES", count)
+        constants(module, SIGNATURES=count)
         pairs[count] = distinct_pairs(csr, 8, lsh(csr).perm)
     assert pairs[8] < pairs[2]
 

@@ -5,14 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sparsetile.core import device as facts
+from sparsetile.kernels import KernelSpec
 from tests.emulator.conftest import folder
 
 __all__ = ["folder", "gpu_facts"]
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """A Hopper GPU, until another compute capability is appended."""
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
+    return found
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple[Any, ...]]:
+    """Kernels that runners load: name, configuration and further arguments. None is compiled."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
+    )
+    return found
 
 
 @pytest.fixture

@@ -40,13 +40,6 @@ def request(kind: type[Request] = Request, csr: st.CSR | None = None, **changes)
     return kind(csr or csr_of(random_matrix(40, 30, 0.2)), **{**wanted, **changes})
 
 
-@pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    found = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
-    return found
-
-
 def test_float32_waits_until_torch_allows_tf32(capability):
     with tf32(False):
         found = ACC.reasons(request(OnGPU))

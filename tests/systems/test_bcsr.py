@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import torch
 import sparsetile as st
 from sparsetile.engines.request import Request
 from sparsetile.engines.rows.runner import RowRunner
-from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bcsr import FP8, NARROW, SPMM_BCSR, WIDE, Store
 from sparsetile.kernels.tf32_operand import TF32_OPERAND
 from sparsetile.launch.interface import PLAIN, Epilogue
@@ -27,6 +25,7 @@ from sparsetile.systems.bcsr import runner as bcsr_runner
 from sparsetile.systems.bcsr import system as system_module
 from sparsetile.systems.bcsr.runner import BCSRRunner
 from tests.contracts.cases import MATRICES, csr_of, random_matrix, tf32
+from tests.host import answer_on_host
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 BCSR = SYSTEMS["bcsr"]
@@ -48,10 +47,9 @@ def meta_of(wanted: Request) -> dict[str, object]:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A GPU's answers: its capability and free memory."""
-    found = SimpleNamespace(capability=(9, 0), free=8 * GIB)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
+def gpu(monkeypatch: pytest.MonkeyPatch, capability) -> SimpleNamespace:
+    """A Hopper GPU and its free memory."""
+    found = SimpleNamespace(free=8 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (found.free, 2 * found.free))
     return found
 
@@ -59,10 +57,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 # -- reasons
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_other_gpus_than_hopper_are_refused(gpu, capability):
-    gpu.capability = capability
-    name = f"sm_{capability[0]}{capability[1]}"
+@pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
+@pytest.mark.usefixtures("gpu")
+def test_other_gpus_than_hopper_are_refused(capability, other):
+    capability.append(other)
+    name = f"sm_{other[0]}{other[1]}"
     assert BCSR.reasons(request(OnGPU)) == [f"needs a Hopper GPU (sm_90a), this GPU is {name}"]
 
 
@@ -245,13 +244,9 @@ def test_the_tiles_width_is_an_ablation_of_every_type(gpu, loaded):
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) -> list[tuple]:
+def loaded(loads, gpu_facts) -> list[tuple]:
     gpu_facts(processors=4, l2_bytes=2**20)
-    found: list[tuple] = []
-    monkeypatch.setattr(
-        KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
-    )
-    return found
+    return loads
 
 
 def test_a_plan_compiles_the_product_and_its_repair(loaded):
@@ -292,7 +287,7 @@ def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
         made.append(what)
         return (len(made), *[0] * 15)
 
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", encode)
+    answer_on_host(monkeypatch, bcsr_runner, encode_matrix=encode)
     work = BCSR.make_runner(meta_of(request(csr=blocks_of([[1]]))))
     B = torch.zeros(64, 16, dtype=F16)
 
@@ -319,7 +314,7 @@ def test_a_tensor_map_is_made_once_for_each_place_and_shape_of_B(monkeypatch):
 
 
 def test_no_tensor_map_is_made_of_what_the_copy_engine_will_not_touch(monkeypatch):
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: pytest.fail("made"))
+    answer_on_host(monkeypatch, bcsr_runner, encode_matrix=lambda *what: pytest.fail("made"))
     empty = BCSR.make_runner(meta_of(request(csr=csr_of(sp.csr_array((70, 64)), dtype=F16))))
     assert not any(empty._map_of_b(torch.zeros(64, 16, dtype=F16), WIDE, False)(4096))
     assert not any(empty._map_of_c(F32, 16, 16, Store.BY_THREADS)(4096))
@@ -331,11 +326,11 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
     gpu_facts(processors=4, l2_bytes=2**20)
     done: list[str] = []
     kernel = SimpleNamespace(launch=lambda *_, **__: done.append("launch"))
-    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
-    monkeypatch.setattr(bcsr_runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(bcsr_runner, "ensure_cuda_context", lambda device: done.append("context"))
-    monkeypatch.setattr(bcsr_runner, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(bcsr_runner, "encode_matrix", lambda *what: done.append("map") or (0,) * 16)
+    answer_on_host(
+        monkeypatch, bcsr_runner, stream=7, load=lambda spec, config, *rest: kernel,
+        ensure_cuda_context=lambda device: done.append("context"),
+        encode_matrix=lambda *what: done.append("map") or (0,) * 16,
+    )  # fmt: skip
     return done
 
 
@@ -353,7 +348,7 @@ def test_product_and_repair_share_a_flag_that_begins_at_zero(launched, monkeypat
     stage = BCSR.build(request())
     work = runner(stage.recipe)
     flag, given = torch.ones(1, dtype=torch.int64), []
-    monkeypatch.setattr(bcsr_runner, "zeroed_flag", lambda device, stream: flag.zero_())
+    answer_on_host(monkeypatch, bcsr_runner, zeroed_flag=lambda device, stream: flag.zero_())
 
     def product(self, tensors, blocks, B, out, epilogue, spoilt=None):
         given.append((spoilt, int(spoilt)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sparsetile.balance import l2_reloads
 from sparsetile.engines.request import Request
 from sparsetile.engines.rows import runner as csr_runner
 from sparsetile.engines.rows import work as row_work
@@ -37,13 +37,13 @@ from sparsetile.engines.rows.lengths import (
 )
 from sparsetile.formats.units import Units
 from sparsetile.intake import as_csr
-from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.csr import LOCAL, LOCAL_BUNDLES, SMALL_BYTES, RowShape
 from sparsetile.launch.interface import Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.csr.system import CSRSystem
 from tests.contracts.cases import csr_of, random_matrix, with_dense_row
+from tests.host import answer_on_host
 
 NARROW, WIDE = 128, 512  # bytes of a row of B
 
@@ -184,16 +184,16 @@ def band(rows: int):
     return as_csr(coo.coalesce())
 
 
-def test_a_band_is_walked_row_by_row_in_wide_products_only(monkeypatch):
-    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 64 * 2048)
+def test_a_band_is_walked_row_by_row_in_wide_products_only(constants):
+    constants(l2_reloads, CACHE_BYTES=64 * 2048)
     matrix = band(3000)
     whole = RowShape(**recipe_of(matrix, 512)["shape"]).row_reloads
     assert 1.0 <= whole <= LOCAL
     assert recipe_of(matrix, 128)["shape"]["row_reloads"] == 0.0  # one slab
 
 
-def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(monkeypatch):
-    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 64 * 512)
+def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(constants):
+    constants(l2_reloads, CACHE_BYTES=64 * 512)
     generator = torch.Generator().manual_seed(1)
     col = torch.randint(0, 3000, (30_000,), generator=generator)
     row = torch.arange(3000).repeat_interleave(10)
@@ -222,11 +222,10 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
         launch=lambda grid, threads, stream, params, **_: found.append(Launched(grid, dict(params)))
     )
     memory = SimpleNamespace(data_ptr=lambda: 1000)
-    monkeypatch.setattr(KernelSpec, "load", lambda spec, config, *rest: kernel)
-    monkeypatch.setattr(csr_runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(csr_runner, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(csr_runner, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(csr_runner, "scratch", lambda *asked: (memory, memory))
+    answer_on_host(
+        monkeypatch, csr_runner, stream=7,
+        load=lambda spec, config, *rest: kernel, scratch=lambda *asked: (memory, memory),
+    )  # fmt: skip
     return found
 
 
@@ -235,20 +234,20 @@ def built_of(matrix, n: int):
     return CSRSystem().build(Request(csr, n, torch.float32, Permutation("identity", None)))
 
 
-def test_batches_whose_partial_sums_are_large_go_in_pieces(launched, monkeypatch):
+def test_batches_whose_partial_sums_are_large_go_in_pieces(launched, monkeypatch, constants):
     built = built_of(with_dense_row(40, 60_000, 11), 32)
     work = runner(built.recipe)
     assert work._plain.slots
     B, out = torch.ones(5, 60_000, 32), torch.empty(5, 40, 32)
     asked = []
-    monkeypatch.setattr(
-        csr_runner, "scratch",
-        lambda *given: asked.append(given[2]) or [SimpleNamespace(data_ptr=lambda: 1000)] * 2,
-    )  # fmt: skip
+    memory = SimpleNamespace(data_ptr=lambda: 1000)
+    answer_on_host(
+        monkeypatch, csr_runner, scratch=lambda *given: asked.append(given[2]) or [memory] * 2
+    )
     work.spmm(built.tensors, torch.ones(work.nnz), None, B, out)
     assert [each.grid[2] for each in launched] == [5]
     one = asked[0] // 5
-    monkeypatch.setattr(csr_runner, "MAX_SCRATCH", 2 * one + 1)
+    constants(csr_runner, MAX_SCRATCH=2 * one + 1)
     launched.clear()
     work.spmm(built.tensors, torch.ones(work.nnz), None, B, out)
     assert [each.grid[2] for each in launched] == [2, 2, 1]
@@ -262,9 +261,9 @@ def wide_operands(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(4, n + 1)[:, 1:], torch.empty(3, n)
 
 
-def test_more_slabs_than_a_grid_is_high_are_walked_along_it(launched, monkeypatch):
+def test_more_slabs_than_a_grid_is_high_are_walked_along_it(launched, constants):
     n = 5000
-    monkeypatch.setattr(row_work, "MAX_SLABS", 100)
+    constants(row_work, MAX_SLABS=100)
     built = built_of(random_matrix(3, 4, 0.9), n)
     B, out = wide_operands(n)
     work = runner(built.recipe)
@@ -275,13 +274,12 @@ def test_more_slabs_than_a_grid_is_high_are_walked_along_it(launched, monkeypatc
 
 
 @pytest.mark.parametrize("mode", ["sum", "max"])
-def test_more_blocks_than_a_grid_is_long_are_launched_in_parts(launched, monkeypatch, mode):
+def test_more_blocks_than_a_grid_is_long_are_launched_in_parts(launched, mode, constants):
     built = built_of(random_matrix(3, 4, 0.9), 5000)
     work, n = runner(built.recipe), 5000
     B, out = wide_operands(n)
     bias, args = torch.arange(float(n)), torch.empty(3, n, dtype=torch.int64)
-    monkeypatch.setattr(row_work, "MAX_SLABS", 1)
-    monkeypatch.setattr(row_work, "MAX_BLOCKS", 7)
+    constants(row_work, MAX_SLABS=1, MAX_BLOCKS=7)
     if mode == "sum":
         work.spmm(built.tensors, torch.ones(work.nnz), None, B, out, Epilogue(bias=bias))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import re
 import struct
@@ -10,11 +9,9 @@ import struct
 import pytest
 import torch
 
-from sparsetile.core.device import H200
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.kernels.bcsr import SPMM_BCSR, choose_block_tile
-from sparsetile.kernels.linear_few import LINEAR_FEW, choose_few_tile
-from sparsetile.kernels.spec import KernelSpec
+from sparsetile.kernels.linear_few import LINEAR_FEW
 from sparsetile.launch.interface import Epilogue
 from sparsetile.layers import block_layer as layer
 from sparsetile.layers.block_layer import BlockLayer, BoundLayer
@@ -23,6 +20,7 @@ from sparsetile.layers.block_linear import flat_pattern
 from sparsetile.systems.bcsr import few, launch, runner
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.launch import Launch
+from tests.host import answer_on_host, h200
 
 BF16 = torch.bfloat16
 
@@ -61,11 +59,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def _no_gpu_is_asked(monkeypatch):
-    for module in (few, layer):
-        monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
-        monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(layer, "current_device", lambda: None)
+    answer_on_host(monkeypatch, few, layer, stream=7)
 
 
 def pattern_of(rows: int = 192, cols: int = 128) -> BlockPattern:
@@ -74,14 +68,22 @@ def pattern_of(rows: int = 192, cols: int = 128) -> BlockPattern:
 
 
 @pytest.fixture
-def kernel(monkeypatch) -> Kept:
+def method(monkeypatch) -> list[str]:
+    """The method that layers choose: the last of this list."""
+    chosen = ["few"]
+    monkeypatch.setattr(BlockLayer, "method", lambda *_: chosen[-1])
+    return chosen
+
+
+@pytest.fixture
+def kernel(monkeypatch, method) -> Kept:
     kept = Kept(LINEAR_FEW)
 
-    def load(self, dtype, out_dtype, tokens, device, eight):
-        kept.eight = eight
-        return kept, choose_few_tile(tokens, self.rows, 3, 64, 132, self._paired)
+    def load(self, config, device):
+        kept.config = config
+        return kept
 
-    monkeypatch.setattr(FewTokens, "_load", load)
+    answer_on_host(monkeypatch, few, stream=7, load=load, machine=h200)
     return kept
 
 
@@ -109,11 +111,10 @@ def test_every_parameter_is_given(kernel, bias, silu):
     assert params == expected
 
 
-def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypatch):
+def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel):
     pattern = pattern_of()
     flat = flat_pattern(pattern)
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, torch.zeros(192, dtype=BF16), "relu")
     for tokens in (1, 1, 16):
@@ -127,10 +128,9 @@ def test_a_bound_layer_launches_with_the_addresses_of_each_call(kernel, monkeypa
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (4,), (2, 3), (2, 1, 3)])
-def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, monkeypatch, lead):
+def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, lead):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     for X in (torch.zeros(*lead, 128, dtype=BF16), torch.zeros(*lead, 256, dtype=BF16)[..., :128]):
@@ -143,10 +143,9 @@ def test_a_bound_layer_takes_tokens_of_any_dimensions_as_they_lie(kernel, monkey
     assert len(kernel.calls) == 2
 
 
-def test_tokens_at_no_one_distance_are_copied(kernel, monkeypatch):
+def test_tokens_at_no_one_distance_are_copied(kernel):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     apart = torch.zeros(3, 2, 128, dtype=BF16).transpose(0, 1)
@@ -158,10 +157,9 @@ def test_tokens_at_no_one_distance_are_copied(kernel, monkeypatch):
             assert params["b"] != X.data_ptr() and params["x_stride"] == 128
 
 
-def test_a_bound_layer_keeps_a_bounded_number_of_launches(kernel, monkeypatch):
+def test_a_bound_layer_keeps_a_bounded_number_of_launches(kernel):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     X = torch.zeros(600, 128, dtype=BF16)
@@ -171,26 +169,24 @@ def test_a_bound_layer_keeps_a_bounded_number_of_launches(kernel, monkeypatch):
         assert len(bound._launches) <= 256 and len(bound._methods) <= 256
 
 
-def test_what_a_bound_layer_leaves_to_its_caller(kernel, monkeypatch):
+def test_what_a_bound_layer_leaves_to_its_caller(kernel, method):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     assert bound(torch.zeros(5, 127, dtype=BF16)) is None, "of another width"
     assert bound(torch.tensor(0.0, dtype=BF16)) is None
     assert bound(torch.zeros(0, 128, dtype=BF16)).shape == (0, 192)
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "dense")
+    method.append("dense")
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", dense=True)
     for _ in range(2):
         assert bound(torch.zeros(5, 128, dtype=BF16)) is None
     assert kernel.calls == []
 
 
-def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel, monkeypatch):
+def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks, bias = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(192, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, bias, "none")
     x, seen = torch.zeros(2, 128, dtype=BF16), []
@@ -203,26 +199,24 @@ def test_a_bound_layer_reads_its_bias_again_where_its_copy_lies(kernel, monkeypa
     assert seen[0][0] == seen[1][0] and [each[1] for each in seen] == [[1.0] * 192, [2.0] * 192]
 
 
-def test_a_bound_layer_of_fp8_gives_the_powers_of_its_blocks(kernel, monkeypatch):
+def test_a_bound_layer_of_fp8_gives_the_powers_of_its_blocks(kernel):
     flat = flat_pattern(pattern_of())
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks = torch.zeros(3, 64, 64).to(torch.float8_e4m3fn)
     exponents = torch.zeros(3, dtype=torch.int8)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none", BF16, exponents)
     Y = bound(torch.zeros(5, 128, dtype=BF16))
     _, _, params = kernel.calls[-1]
-    assert kernel.eight and Y.shape == (5, 192) and Y.dtype is BF16
+    assert kernel.config["kEight"] and Y.shape == (5, 192) and Y.dtype is BF16
     assert params["exponents"] == exponents.data_ptr()
     assert params["blocks"] == blocks.data_ptr()
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypatch, bound):
+def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, bound):
     keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
     flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
     made = BlockLayer(LayerSize(256, 128, 5, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "few")
     blocks, X = torch.zeros(5, 64, 64, dtype=BF16), torch.zeros(3, 128, dtype=BF16)
     lists = (flat[0], flat[1], flat[2])
     if bound:
@@ -237,11 +231,11 @@ def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, monkeypa
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, queued):
+def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, method, queued):
     pattern = pattern_of()
     flat = flat_pattern(pattern)
     made = BlockLayer(LayerSize(192, 128, 3, 64))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "blocks")
+    method.append("blocks")
     kept, maps = Kept(SPMM_BCSR), []
 
     def encode(pointer, dtype, shape, row_bytes, box):
@@ -253,7 +247,7 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, que
     grid = tile.grid(40, 3, 132)
     monkeypatch.setattr(made.runner, "_launch_for", lambda *_: Launch(kept, tile, grid, queued))
     queue = torch.zeros(2, dtype=torch.int32)
-    monkeypatch.setattr(launch, "scratch", lambda device, stream, *sizes: (None, queue))
+    answer_on_host(monkeypatch, launch, scratch=lambda device, stream, *sizes: (None, queue))
     blocks = torch.zeros(3, 64, 64, dtype=BF16)
     bound = BoundLayer(made, tuple(flat[:3]), blocks, None, "none")
     X = torch.zeros(40, 128, dtype=BF16)
@@ -293,7 +287,7 @@ def test_a_launch_keeps_a_bounded_number_of_maps():
 
 
 @pytest.fixture
-def block_kernel(monkeypatch) -> Kept:
+def block_kernel(monkeypatch, method) -> Kept:
     """The kernel of many tokens, and tensor maps that are numbers."""
     kept = Kept(SPMM_BCSR)
 
@@ -302,13 +296,11 @@ def block_kernel(monkeypatch) -> Kept:
         kept.config = config
         return kept
 
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(runner, "machine", lambda device: H200)
-    monkeypatch.setattr(runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(runner, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(runner, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(runner, "encode_matrix", lambda *facts: (hash(facts) % 2**32, *range(15)))
-    monkeypatch.setattr(BlockLayer, "method", lambda *_: "blocks")
+    answer_on_host(
+        monkeypatch, runner, stream=7, load=load, machine=h200,
+        encode_matrix=lambda *facts: (hash(facts) % 2**32, *range(15)),
+    )  # fmt: skip
+    method.append("blocks")
     return kept
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import subprocess
-import sys
 import threading
 import weakref
 
@@ -59,11 +57,10 @@ def test_a_plan_and_its_operators_share_a_runner_however_many_others_there_were(
 
 
 @pytest.mark.parametrize("tune", ["model", "measure"])
-def test_what_planning_prepares_is_the_plans(monkeypatch, tune, fresh_runners):
-    prepared = []
-    monkeypatch.setattr(CPURunner, "prepare", lambda self, *_: prepared.append(self))
+def test_what_planning_prepares_is_the_plans(tune, fresh_runners, calls_of):
+    prepared = calls_of(CPURunner, "prepare")
     plan = st.plan(csr_of(random_matrix(12, 10, 0.1)), 4, system="cpu", tune=tune)
-    assert prepared == [plan._variant.runner]
+    assert [call.given[0] for call in prepared] == [plan._variant.runner]
 
 
 def test_threads_that_ask_at_once_get_one_runner():
@@ -119,8 +116,8 @@ print(*sorted(imported))
 """
 
 
-def test_a_system_that_nobody_asks_for_is_not_imported():
-    ran = subprocess.run([sys.executable, "-c", ONE_PRODUCT], capture_output=True, text=True)
+def test_a_system_that_nobody_asks_for_is_not_imported(interpreter):
+    ran = interpreter(ONE_PRODUCT)
     assert ran.stdout.split() == SYSTEMS.on("cpu"), ran.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -50,6 +49,7 @@ from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.rsh.runner import RSHRunner
 from sparsetile.systems.rsh.system import thresholds
 from tests.contracts.cases import MATRICES, csr_of, equal_rows, random_matrix, tf32
+from tests.host import answer_on_host
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 RSH = SYSTEMS["rsh"]
@@ -70,13 +70,6 @@ def shared_and_alone() -> st.CSR:
     """48 rows that share 72 columns, between 20 and 30 rows of three columns each."""
     shared, alone = equal_rows(48, 500).toarray(), random_matrix(50, 500, 0.006).toarray()
     return csr_of(sp.csr_array(np.concatenate([alone[:20], shared, alone[20:]])))
-
-
-@pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    found = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
-    return found
 
 
 # -- reasons
@@ -241,16 +234,14 @@ def test_more_windows_are_predicted_to_take_longer():
     assert RSH.predict(some) < RSH.predict(more)
 
 
-def test_a_prediction_counts_columns_once(monkeypatch):
+def test_a_prediction_counts_columns_once(calls_of):
     wanted = request(csr=csr_of(equal_rows(640, 5000)), n=512)
     RSH.predict(wanted)
 
-    def again(*given: Any) -> None:
-        raise AssertionError("counted before")
-
-    monkeypatch.setattr(rsh_cost, "count_columns", again)
+    again = calls_of(rsh_cost, "count_columns")
     RSH.build(wanted)
     RSH.predict(wanted.changed(n=64))
+    assert not again
 
 
 def test_pieces_of_long_windows_are_part_of_their_cost():
@@ -389,11 +380,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[FakeKer
         asked.append((partials, arrivals))
         return SimpleNamespace(data_ptr=lambda: 1000), SimpleNamespace(data_ptr=lambda: 2000)
 
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(hybrid_runner, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(hybrid_runner, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(hybrid_runner, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(hybrid_runner, "scratch", scratch)
+    answer_on_host(monkeypatch, hybrid_runner, stream=7, load=load, scratch=scratch)
     monkeypatch.setattr(FakeKernel, "scratch", asked, raising=False)
     return found
 
@@ -456,13 +443,13 @@ def test_partial_sums_of_windows_and_of_rows_lie_behind_each_other(loaded):
     assert not launch.overlap and launch.grid[2] == 3
 
 
-def test_batches_whose_partial_sums_are_large_go_in_pieces(loaded, monkeypatch):
+def test_batches_whose_partial_sums_are_large_go_in_pieces(loaded, constants):
     built = build(csr_of(np.ones((16, 8 * 165))), n=128)
     one = meta_of(built)["slots"] * 16 * 128 * 4
-    monkeypatch.setattr(hybrid_runner, "MAX_SCRATCH", 2 * one + 1)
+    constants(hybrid_runner, MAX_SCRATCH=2 * one + 1)
     run(built, torch.ones(5, 1320, 128), torch.empty(5, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [2, 2, 1]
-    monkeypatch.setattr(hybrid_runner, "MAX_SCRATCH", one - 1)
+    constants(hybrid_runner, MAX_SCRATCH=one - 1)
     run(built, torch.ones(2, 1320, 128), torch.empty(2, 16, 128))
     assert [launch.grid[2] for launch in loaded[-1].launches] == [1, 1], "one at least"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
@@ -13,16 +12,16 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from sparsetile.balance import CostModel
+from sparsetile.balance import CostModel, l2_reloads
 from sparsetile.engines.request import BuiltSystem
 from sparsetile.engines.tiles import tile_runner as module
 from sparsetile.formats import BMat
-from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.bmat import REDO_BMAT, SPMM_BMAT, choose_pipe
 from sparsetile.launch.interface import Epilogue
 from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.voltrix import cost
 from tests.contracts.cases import csr_of, random_matrix, tf32
+from tests.host import answer_on_host, unread_scratch
 from tests.systems.requests import OnGPU, check_plan_file, request_for
 
 VOLTRIX = SYSTEMS["voltrix"]
@@ -37,13 +36,6 @@ def build(**changes) -> BuiltSystem:
 
 def meta_of(**changes) -> dict[str, object]:
     return json.loads(build(**changes).recipe.partition(":")[2])
-
-
-@pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    found = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
-    return found
 
 
 @pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -110,10 +102,10 @@ def test_windows_have_32_rows_if_those_read_less_of_b():
     assert meta_of(csr=alike, dtype=F16, n=1024)["width"] == 8, "registers for no more"
 
 
-def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, monkeypatch):
+def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, constants):
     csr = csr_of(random_matrix(400, 3000, 0.01))
     room = 3000 * 8 * 128 / 0.85 + 1  # for slabs of 8 pieces, not of 16
-    monkeypatch.setattr("sparsetile.balance.l2_reloads.CACHE_BYTES", 100_000)
+    constants(l2_reloads, CACHE_BYTES=100_000)
     gpu_facts(l2_bytes=int(room))
     assert meta_of(csr=csr, n=512)["width"] == 8
     assert meta_of(csr=csr, n=300)["width"] == 5, "two even slabs"
@@ -180,16 +172,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, fresh_runners: None, gpu_facts) ->
             )
         )
 
-    monkeypatch.setattr(KernelSpec, "load", load)
-    monkeypatch.setattr(module, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(module, "ensure_cuda_context", lambda device: None)
-    monkeypatch.setattr(module, "current_stream_handle", lambda device: 7)
-    monkeypatch.setattr(
-        module, "scratch",
-        lambda device, stream, size, counters, owner: (
-            torch.empty(size, dtype=torch.uint8), torch.zeros(counters, dtype=torch.int32),
-        ),
-    )  # fmt: skip
+    answer_on_host(monkeypatch, module, stream=7, load=load, scratch=unread_scratch)
     return found
 
 
@@ -236,18 +219,17 @@ def test_types_with_less_room_for_sums_take_narrower_slabs_of_the_same_items(lau
             launched.clear()
 
 
-def test_each_piece_of_columns_of_cut_windows_has_slots_and_counters(launched, monkeypatch):
+def test_each_piece_of_columns_of_cut_windows_has_slots_and_counters(launched, calls_of):
     csr = csr_of(random_matrix(16, 6000, 0.4))
     built = build(csr=csr, n=32)
     work = runner(built.recipe)
-    asked = []
-    inner = module.scratch
-    monkeypatch.setattr(module, "scratch", lambda *a: asked.append(a) or inner(*a))
+    asked = calls_of(module, "scratch")
     B, out = torch.ones(2, 6000, 100), torch.empty(2, 16, 100)
     work.spmm(built.tensors, csr.values, None, B, out)
     slots, nodes = work.meta["slots"], work.meta["nodes"]
     slabs, sums = 4, 16 * 32 * 4  # of one piece: sixteen rows of 32 columns
-    ((_, _, size, counters, _),) = asked
+    (call,) = asked
+    _, _, size, counters, _ = call.given
     flags = 1 if work.meta["redo"] else 0  # one part of a window, one pair of pieces
     assert flags and size == 2 * slabs * slots * sums
     assert counters == 2 * slabs * (nodes + flags)
@@ -295,10 +277,10 @@ def test_shares_of_the_copy_rate_lie_between_those_that_were_measured():
     assert shares[3] == shares[4] == cost.COPY_SHARE[2048]
 
 
-def test_fitted_coefficients_are_those_of_the_gpu(monkeypatch):
+def test_fitted_coefficients_are_those_of_the_gpu(constants):
     assert cost.schedule_costs("a GPU that nobody fitted") == cost.ESTIMATE
     fitted = CostModel(2.0, 3.0, 4.0)
-    monkeypatch.setattr(cost, "SCHEDULE_COSTS", {"some GPU": fitted})
+    constants(cost, SCHEDULE_COSTS={"some GPU": fitted})
     assert cost.schedule_costs("some GPU") is fitted
 
 

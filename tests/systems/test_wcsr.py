@@ -16,7 +16,6 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.tiles.short_runner import ShortWindowRunner
 from sparsetile.engines.tiles.tile_runner import TileRunner
 from sparsetile.formats import WCSR as Windows
-from sparsetile.kernels import KernelSpec
 from sparsetile.kernels.wcsr import (
     JOIN_WCSR,
     REDO_WCSR,
@@ -54,13 +53,6 @@ def build(**changes) -> BuiltSystem:
 
 def meta_of(wanted: Request) -> dict[str, object]:
     return json.loads(WCSR.build(wanted).recipe.partition(":")[2])
-
-
-@pytest.fixture
-def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    found = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[-1])
-    return found
 
 
 # -- reasons
@@ -278,24 +270,15 @@ def test_matrices_of_every_kind_are_built_and_packed(name):
 # -- runner
 
 
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, fresh_runners: None) -> list[tuple]:
-    found: list[tuple] = []
-    monkeypatch.setattr(
-        KernelSpec, "load", lambda spec, config, *rest: found.append((spec.name, config, *rest))
-    )
-    return found
-
-
 @pytest.mark.parametrize("n, columns, slabs", [(7, 128, 1), (128, 128, 1), (200, 256, 1),
                                                (512, 256, 2)])  # fmt: skip
-def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, gpu_facts, n, columns, slabs):
+def test_a_plan_compiles_its_kernel_and_knows_its_grid(loads, gpu_facts, n, columns, slabs):
     gpu_facts()
     wanted = request(csr=windows([40] * 30, F16), n=n, dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     for _ in range(2):
         work.prepare(n, F16, True, torch.device("cuda", 0))
-    (name, config, device, shared), (join, its_config, its_device), (redo, last_config, _) = loaded
+    (name, config, device, shared), (join, its_config, its_device), (redo, last_config, _) = loads
     assert (name, device, config["kCols"]) == ("spmm_wcsr", 0, columns)
     assert config in list(SPMM_WCSR.configs()) and shared == config["kSharedBytes"]
     (launch,) = work._launches.values()
@@ -325,34 +308,34 @@ def test_a_plan_compiles_its_kernel_and_knows_its_grid(loaded, gpu_facts, n, col
     ],
 )
 def test_windows_are_computed_again_as_a_whole_unless_one_would_take_longer_than_all(
-    loaded, gpu_facts, lengths, dtype, n, name
+    loads, gpu_facts, lengths, dtype, n, name
 ):
     gpu_facts()
     wanted = request(csr=windows(lengths, dtype), n=n, dtype=dtype, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     work.prepare(n, dtype, True, torch.device("cuda", 0))
     (launch,) = work._launches.values()
-    assert loaded[-1][0] == name
+    assert loads[-1][0] == name
     if name == "redo_windows":
-        assert loaded[-1][1] in list(REDO_WINDOWS.configs())
+        assert loads[-1][1] in list(REDO_WINDOWS.configs())
         slabs = n // 256
         assert launch.later[-1].threads == 512
         assert launch.later[-1].blocks == min(len(lengths), 264 // slabs)
 
 
-def test_plans_from_before_know_no_longest_window(loaded, gpu_facts):
+def test_plans_from_before_know_no_longest_window(loads, gpu_facts):
     gpu_facts()
     wanted = request(csr=windows([40] * 80), n=512, ablation="tall")
     meta = {k: v for k, v in meta_of(wanted).items() if k not in ("tiles", "longest")}
     WCSRRunner(meta).prepare(512, F32, True, torch.device("cuda", 0))
-    assert loaded[-1][0] == "redo_wcsr"
+    assert loads[-1][0] == "redo_wcsr"
 
 
-def test_whole_windows_need_no_second_kernel(loaded):
+def test_whole_windows_need_no_second_kernel(loads):
     wanted = request(csr=windows([3, 2], F16), dtype=F16, ablation="tall")
     work = runner(WCSR.build(wanted).recipe)
     work.prepare(16, F16, True, torch.device("cuda", 0))
-    assert [name for name, *_ in loaded] == ["spmm_wcsr"]
+    assert [name for name, *_ in loads] == ["spmm_wcsr"]
     (launch,) = work._launches.values()
     assert launch.later == () and launch.flags == 0
 

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, graph: CSR) -> Path:
 
 
 @pytest.fixture
-def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def host_as_gpu(monkeypatch: pytest.MonkeyPatch, constants, torch_cuda) -> None:
     """Let products of ``cpu`` stand in for the GPU's, and build as for an H200."""
 
     def planned(A: CSR, n: int, **options: Any) -> Plan:
@@ -51,11 +51,11 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "build_plan", planned)
     monkeypatch.setattr(study.Case, "has_gpu", True)
     monkeypatch.setattr(study.Case, "request", request)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    torch_cuda(synchronize=None)
     monkeypatch.setattr(System, "reasons", lambda *_: [])
     times = {"one": {"p50": 4.0}, "two": {"p50": 2.0}}
     monkeypatch.setattr(brp_study, "cusparse_times", lambda *_: times)
-    monkeypatch.setattr(brp_study, "NEED_GPU", ())
+    constants(brp_study, NEED_GPU=())
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -95,16 +95,14 @@ def test_all_ablations_meet_all_types(tmp_path: Path, monkeypatch):
     assert len(met) == 2 * len(module.DTYPES) * 4
 
 
-def test_an_element_that_nobody_writes_is_seen(tmp_path: Path, monkeypatch, capsys):
-    real = st.Plan.run
-
-    def forgetful(self, B, out=None, **changes):
+def test_an_element_that_nobody_writes_is_seen(tmp_path: Path, capsys, fault):
+    def forgetful(real, self, B, out=None, **changes):
         C = real(self, B, out=out, **changes)
         if out is not None and C.numel():
             C.view(-1)[-1] = torch.nan
         return C
 
-    monkeypatch.setattr(st.Plan, "run", forgetful)
+    fault(st.Plan, "run", forgetful)
     code, report = run(tmp_path, "--systems", "dense", "--matrices", "odd sizes")
     assert code == 1 and report["matrices"] == []
     assert report["failure"].startswith(
@@ -139,9 +137,8 @@ def test_linear_layers_run_in_every_type_and_two_sizes(tmp_path: Path, seen):
             assert sizes == [f"linear, N={tokens}" for tokens in module.LAYER_TOKENS]
 
 
-def test_a_wrong_layer_is_noticed(tmp_path: Path, monkeypatch):
-    real = st.Plan.linear
-    monkeypatch.setattr(st.Plan, "linear", lambda self, X, **given: real(self, X, **given) + 1)
+def test_a_wrong_layer_is_noticed(tmp_path: Path, fault):
+    fault(st.Plan, "linear", lambda real, self, X, **given: real(self, X, **given) + 1)
     code, report = run(tmp_path, "--systems", "cpu", "--matrices", module.LAYER)
     assert code == 1 and "linear, N=7" in report["failure"]
 

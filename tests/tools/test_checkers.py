@@ -38,12 +38,12 @@ RECORDS = sorted((ROOT / "results").glob(f"*/{module.RECORD_NAME}"))
 
 
 @pytest.fixture
-def tool(monkeypatch, tmp_path: Path):
+def tool(tmp_path: Path, environment):
     """Put the stand-in on PATH, behaving as told."""
 
     def prepare(**tools: dict[str, Any]) -> Path:
         folder = install(tmp_path / "bin", **tools)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        environment(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
         return folder
 
     return prepare
@@ -97,8 +97,8 @@ def test_a_clean_run_says_what_ran_with_which_tool(tool, tmp_path: Path):
         assert [child[-1] for _, child, _ in calls] == type_names(system)[:1]
 
 
-def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+def test_parts_that_share_the_cores_take_one_thread_each(tmp_path: Path, environment):
+    environment(OMP_NUM_THREADS="3")
     program = "import os; open('said', 'w').write(os.environ['OMP_NUM_THREADS'])"
     assert run_within([sys.executable, "-c", program], tmp_path, 60) == 0
     assert (tmp_path / "said").read_text() == "1"
@@ -314,16 +314,15 @@ def test_a_tool_that_takes_too_long_is_stopped_with_all_it_started(tool, tmp_pat
     assert all(map(_gone, started))
 
 
-def test_kernels_that_change_meanwhile_are_noticed(tool, tmp_path: Path, monkeypatch):
+def test_kernels_that_change_meanwhile_are_noticed(tool, tmp_path: Path, digests):
     tool()
-    digests = iter(["before", "after"])
-    monkeypatch.setattr(module, "part_digests", lambda: next(digests))
+    digests += ["before", "after"]
     with pytest.raises(RuntimeError, match="got a change of the code meanwhile"):
         run_checker(tmp_path, "memcheck", limit=60, matrices=ONE)
 
 
-def test_without_the_tool_it_is_said_where_to_find_it(monkeypatch, tmp_path: Path):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_the_tool_it_is_said_where_to_find_it(tmp_path: Path, environment):
+    environment(PATH=tmp_path)
     with pytest.raises(ValueError) as caught:
         find_tool()
     assert str(caught.value) == (
@@ -348,13 +347,6 @@ def test_the_products_really_run_below_the_tool(tool, monkeypatch):
 
 def entry_of(**changes: Any) -> dict[str, Any]:
     return {"version": "1", "products": 9, "matrices": ["a"], "errors": 0, "exit": 0, **changes}
-
-
-@pytest.fixture
-def facts(monkeypatch) -> dict[str, Any]:
-    found = dict(FACTS)
-    monkeypatch.setattr(module, "machine_facts", lambda: dict(found))
-    return found
 
 
 def test_entries_of_other_tools_stay_while_code_and_machine_are_the_same(facts, tmp_path: Path):

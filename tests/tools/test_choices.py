@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def test_orders_types_and_widths_are_predicted_as_they_were_measured(folder, mon
     assert choices.rows(found)[0][-3:] == ["none", "csr 1", ""]
 
 
-def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
+def test_the_models_own_predictions_make_the_table(folder, capsys):
     records = [
         of(name, seconds, matrix=matrix, suite=suite)
         for matrix, suite in (("PubMed", "core"), ("mine", "all"))
@@ -107,10 +106,9 @@ def test_the_models_own_predictions_make_the_table(folder, capsys, monkeypatch):
     file = folder / "records.jsonl"
     for made in records:
         append_record(file, made)
-    monkeypatch.setattr(sys, "argv", ["choices.py", str(file), "--data", str(folder)])
-    monkeypatch.setenv("COLUMNS", "200")
+    environment(COLUMNS="200")
     with tf32(False):
-        choices.main()
+        choices.main([str(file), "--data", str(folder)])
     printed = capsys.readouterr().out
     lines = [line.split() for line in printed.splitlines()]
     assert ["core", "float32", "identity", "128", "acc,", "csr", "1", "0.0", "%", "none", "csr",
@@ -139,13 +137,12 @@ def test_a_large_or_nameless_matrix_is_left_out_and_named(folder, capsys, kind):
 
 
 @pytest.mark.parametrize("wrong", ["records", "data"])
-def test_what_is_not_there_is_said_in_one_line(folder, capsys, monkeypatch, wrong):
+def test_what_is_not_there_is_said_in_one_line(folder, capsys, wrong):
     file = folder / "records.jsonl"
     for made in (of("csr", 3e-6), of("acc", 7e-6)):
         append_record(file, made)
     words = {"records": str(file), "data": str(folder)} | {wrong: str(folder / "nowhere")}
-    monkeypatch.setattr(sys, "argv", ["choices.py", words["records"], "--data", words["data"]])
     with tf32(False), pytest.raises(SystemExit) as ended:
-        choices.main()
+        choices.main([words["records"], "--data", words["data"]])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "nowhere" in said and said.count("\n") == 1

@@ -153,11 +153,11 @@ def test_kernels_that_did_not_change_are_not_compiled_again():
 
 
 @pytest.fixture
-def tree(monkeypatch, tmp_path: Path) -> Path:
+def tree(tmp_path: Path, constants) -> Path:
     """A copy of the device tree that kernels are compiled from."""
     copy = Path(shutil.copytree(DEVICE_TREE, tmp_path / "cuda"))
     for place in (module, jit_source):
-        monkeypatch.setattr(place, "DEVICE_TREE", copy)
+        constants(place, DEVICE_TREE=copy)
     return copy
 
 
@@ -229,32 +229,44 @@ def test_a_kernel_s_jobs_are_compiled_in_parallel_and_recorded(tmp_path: Path):
     assert len(text.splitlines()) < 20 + len(KERNELS) + len(held)
 
 
+@pytest.fixture
+def one_kernel(monkeypatch) -> None:
+    """Compile one small kernel in place of all."""
+    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
+
+
+@pytest.fixture
+def resources(monkeypatch) -> list[int]:
+    """Registers, spills and shared bytes of every kernel; nothing is compiled."""
+    found = [32, 0, 0, 0]
+    monkeypatch.setattr(module, "compile_job", lambda job: list(found))
+    return found
+
+
+@pytest.mark.usefixtures("one_kernel")
 def test_a_refused_configuration_is_an_error_and_nothing_is_written(monkeypatch, tmp_path, capsys):
     def refuse(source: object, arch: str, use_cache: bool) -> None:
         raise module.CompileError("compile: it must compile, got an error.")
 
     monkeypatch.setattr(module, "compile_source", refuse)
-    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
     assert main(["--out", str(tmp_path)]) == 1
     assert "every configuration must compile, got" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_writes_the_record_of_this_nvrtc_and_reports_spills(
-    monkeypatch, tmp_path, capsys
+    one_kernel, resources, tmp_path, capsys
 ):
-    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
-    monkeypatch.setattr(module, "compile_job", lambda job: [32, 0, 0, 0])
     assert main(["--out", str(tmp_path), "--jobs", "1"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [record_path().name]
-    monkeypatch.setattr(module, "compile_job", lambda job: [32, 4, 4, 0])
+    resources[1:3] = 4, 4
     assert main(["--out", str(tmp_path)]) == 0, "nothing changed, nothing is compiled"
     assert main(["--out", str(tmp_path), "--again"]) == 1
     assert "spills 4 bytes on sm_90a, 0 are allowed" in capsys.readouterr().err
 
 
-def test_part_of_the_kernels_leaves_the_record_alone(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(module, "compile_job", lambda job: [32, 0, 0, 0])
+@pytest.mark.usefixtures("resources")
+def test_part_of_the_kernels_leaves_the_record_alone(tmp_path, capsys):
     assert main(["--out", str(tmp_path), "--kernel", "tf32_operand"]) == 0
     assert "the record was left as it is" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

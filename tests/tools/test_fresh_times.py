@@ -31,11 +31,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh_products, "WIDTHS", (4,))
-    monkeypatch.setattr(fresh_products, "FEW_COLUMNS", (1,))
-    monkeypatch.setattr(fresh_products, "EXPECTED_RUNS", (10,))
-    monkeypatch.setattr(fresh_products, "FRESH", 2)
+def quick(constants) -> None:
+    constants(fresh_products, WIDTHS=(4,), FEW_COLUMNS=(1,), EXPECTED_RUNS=(10,), FRESH=2)
 
 
 def run(folder: Path, part: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
@@ -96,14 +93,12 @@ def test_a_changing_pattern_is_measured_by_every_way(folder):
     assert all(max(each.values()) < 1e-5 for each in errors.values())
 
 
-def test_a_wrong_gradient_of_a_changing_pattern_is_named(folder, monkeypatch, capsys):
-    ways = fresh_training._ways
-
-    def broken(codes, W, values):
+def test_a_wrong_gradient_of_a_changing_pattern_is_named(folder, capsys, fault):
+    def broken(ways, codes, W, values):
         product = ways(codes, W, values)["gather"]
         return ways(codes, W, values) | {"st.spmm": lambda i: product(i) + 0.5 * values.sum()}
 
-    monkeypatch.setattr(fresh_training, "_ways", broken)
+    fault(fresh_training, "_ways", broken)
     code, (_, line, _) = run(folder, "change")
     assert code == 1 and line["wrong"] and line["error"] > 0.1
     assert "wrong: setting, 32 x 64 x 16" in capsys.readouterr().out
@@ -128,15 +123,13 @@ def test_steps_of_both_packages_are_compared(folder, monkeypatch):
     assert set(lines[2]["ratios"]) == {"ours over PyG's best"}
 
 
-def test_a_failing_product_is_a_result_and_the_next_ones_run(folder, quick, monkeypatch, capsys):
-    spmm = st.spmm
-
-    def failing(A, B):
+def test_a_failing_product_is_a_result_and_the_next_ones_run(folder, quick, capsys, fault):
+    def failing(spmm, A, B):
         if B.shape[1] == 4 and A.shape[0] == 40:
             raise RuntimeError("no luck\nhere")
         return spmm(A, B)
 
-    monkeypatch.setattr(st, "spmm", failing)
+    fault(st, "spmm", failing)
     code, lines = run(folder, "first")
     found = {line["subject"]: line for line in lines if "subject" in line}
     assert code == 1 and found["one"]["failed"] == "RuntimeError: no luck here"
@@ -144,9 +137,8 @@ def test_a_failing_product_is_a_result_and_the_next_ones_run(folder, quick, monk
     assert "failed: one, N=4 TF32: RuntimeError: no luck here" in capsys.readouterr().out
 
 
-def test_a_wrong_product_is_named(folder, quick, monkeypatch, capsys):
-    spmm = st.spmm
-    monkeypatch.setattr(st, "spmm", lambda A, B: 1.01 * spmm(A, B))
+def test_a_wrong_product_is_named(folder, quick, capsys, fault):
+    fault(st, "spmm", lambda spmm, A, B: 1.01 * spmm(A, B))
     code, lines = run(folder, "first", "--matrices", "one")
     assert code == 1 and all(line["wrong"] for line in lines if "error" in line)
     assert "wrong: one, N=4 float32: error" in capsys.readouterr().out
@@ -213,9 +205,9 @@ def test_cusparse_counts_with_its_preprocessing_and_by_its_fastest(folder, quick
     assert ("over no plan" in line["loses"]) == (line["ratios"]["over no plan"] < 1)
 
 
-def test_one_column_is_also_compared_with_spmv(monkeypatch):
+def test_one_column_is_also_compared_with_spmv(constants):
     own = dict.fromkeys((*fresh_cases.SPMM, *fresh_cases.SPMV), BASELINES["torch-csr"])
-    monkeypatch.setattr(fresh_cases, "BASELINES", own)
+    constants(fresh_cases, BASELINES=own)
     case = case_of()
     assert set(case._measure_baselines(1).kernel) == set(own)
     wider = case._measure_baselines(8)
@@ -223,11 +215,13 @@ def test_one_column_is_also_compared_with_spmv(monkeypatch):
     assert wider.best in wider.kernel and wider.call > 0 and wider.facts == {}
 
 
-def test_a_baseline_that_fails_leaves_the_others_and_is_named(folder, quick, monkeypatch, capsys):
+def test_a_baseline_that_fails_leaves_the_others_and_is_named(
+    folder, quick, monkeypatch, capsys, constants
+):
     own = dict.fromkeys(("cusparse-csr1", "cusparse-csr3"), BASELINES["torch-csr"])
-    monkeypatch.setattr(fresh_cases, "BASELINES", own | {"cusparse-csr2": None})
+    constants(fresh_cases, BASELINES=own | {"cusparse-csr2": None})
     monkeypatch.setattr(Case, "baselines", Case._measure_baselines)
-    monkeypatch.setattr(fresh_products, "FEW_COLUMNS", (8,))
+    constants(fresh_products, FEW_COLUMNS=(8,))
     code, (_, line, *_) = run(folder, "one", "--matrices", "one")
     assert code == 0 and set(line["kernels_us"]) == set(own)
     assert (

@@ -82,17 +82,6 @@ def test_what_is_drawn_for_a_case_does_not_depend_on_other_cases(tmp_path):
     assert try_case(case, tmp_path) == try_case(case, tmp_path) == Outcome(case, "cpu")
 
 
-def broken(monkeypatch, cls, damage) -> None:
-    real = cls.spmm
-
-    def spmm(self, tensors, values, packed, B, out, *rest):
-        real(self, tensors, values, packed, B, out, *rest)
-        damage(out)
-
-    monkeypatch.setattr(cls, "spmm", spmm)
-    monkeypatch.setattr(cls, "bind", lambda *_: None)  # all products come here
-
-
 def last_element(out: torch.Tensor) -> None:
     if out.numel():
         out[..., -1, -1] += 1 + out[..., -1, -1].abs()
@@ -105,11 +94,11 @@ def nan_in_one_place(out: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("damage", [last_element, nan_in_one_place])
 @pytest.mark.parametrize(("system", "cls"), [("cpu", CPURunner), ("dense", DenseRunner)])
-def test_a_product_with_one_wrong_element_is_caught(monkeypatch, tmp_path, damage, system, cls):
+def test_a_product_with_one_wrong_element_is_caught(damaged, tmp_path, damage, system, cls):
     wanted = {"action": "product", "system": system, "reduce": "sum", "relu": False}
     case = first_case(**wanted, special_a="none", special_b="none")
     assert not try_case(case, tmp_path).wrong
-    broken(monkeypatch, cls, damage)
+    damaged(damage, cls)
     outcome = try_case(case, tmp_path)
     assert "elements wrong" in outcome.wrong
     assert outcome.line.startswith(case.replay)
@@ -128,28 +117,24 @@ def test_an_infinity_that_reaches_another_row_is_caught(monkeypatch, tmp_path):
     raise AssertionError("no case noticed that nothing was repaired")
 
 
-def test_other_bits_in_a_second_run_are_caught(monkeypatch, tmp_path):
+def test_other_bits_in_a_second_run_are_caught(damaged, tmp_path):
     case = first_case(action="product", system="cpu", out="none", reduce="sum", dtype="float32")
     calls = iter(range(10_000))
-    broken(monkeypatch, CPURunner, lambda out: out.mul_(1 + 2.0**-23 * (next(calls) % 2)))
+    damaged(lambda out: out.mul_(1 + 2.0**-23 * (next(calls) % 2)))
     assert "other bits" in try_case(case, tmp_path).wrong
 
 
-def test_a_column_written_beside_out_is_caught(monkeypatch, tmp_path):
+def test_a_column_written_beside_out_is_caught(damaged, tmp_path):
     case = first_case(action="product", system="cpu", out="row stride", lead=())
-    broken(
-        monkeypatch, CPURunner,
-        lambda out: out.as_strided((1,), (1,), out.storage_offset() + out.shape[-1]).fill_(0),
-    )  # fmt: skip
+    damaged(lambda out: out.as_strided((1,), (1,), out.storage_offset() + out.shape[-1]).fill_(0))
     assert "beside out" in try_case(case, tmp_path).wrong
 
 
-def refusing(monkeypatch, error: Exception) -> None:
-    def spmm(*_):
+def raising(error: Exception):
+    def refuse(out: torch.Tensor) -> None:
         raise error
 
-    monkeypatch.setattr(CPURunner, "spmm", spmm)
-    monkeypatch.setattr(CPURunner, "bind", lambda *_: None)  # all products come here
+    return refuse
 
 
 @pytest.mark.parametrize(
@@ -162,9 +147,9 @@ def refusing(monkeypatch, error: Exception) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_in_a_product_that_must_work_is_caught(monkeypatch, tmp_path, error):
+def test_an_error_in_a_product_that_must_work_is_caught(damaged, tmp_path, error):
     case = first_case(action="product", system="cpu", reduce="sum")
-    refusing(monkeypatch, error)
+    damaged(raising(error))
     assert type(error).__name__ in try_case(case, tmp_path).wrong
 
 
@@ -182,9 +167,9 @@ def test_a_case_is_replayed_and_printed(capsys):
     assert "outcome: right" in said
 
 
-def test_a_replayed_failure_ends_with_code_1(monkeypatch, capsys):
+def test_a_replayed_failure_ends_with_code_1(damaged, capsys):
     case = first_case(action="product", system="cpu", reduce="sum")
-    refusing(monkeypatch, KeyError("bounds"))
+    damaged(raising(KeyError("bounds")))
     assert main(case.replay.split()[3:]) == 1
     assert "outcome: KeyError" in capsys.readouterr().out
 
@@ -212,7 +197,7 @@ def test_bad_usage_ends_with_code_2(words, capsys):
     assert "must be" in capsys.readouterr().err
 
 
-def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeypatch):
+def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(constants):
     """Each is a failure that one number replays; the cases behind it run in a new process."""
     script = (
         "import sys, time, os; sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]\n"
@@ -225,8 +210,7 @@ def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(monkeyp
         "    if case == 3: os.kill(os.getpid(), 11)\n"
         "    say(case=case, system='cpu', wrong='', refused='')\n"
     )
-    monkeypatch.setattr(fuzz_pool, "CHILD", script)
-    monkeypatch.setattr(fuzz_pool, "CASE_SECONDS", 1.5)
+    constants(fuzz_pool, CHILD=script, CASE_SECONDS=1.5)
     said: list[str] = []
     work = fuzz_pool.Work("fuzz", "cpu", lambda seed, number: draw(seed, number, "cpu"))
     found = fuzz_pool.run_in_processes(work, 7, 60.0, 1, said.append)

@@ -89,13 +89,13 @@ def test_without_pyg_other_layers_are_drawn(monkeypatch):
     ids=": ".join,
 )  # fmt: skip
 @pytest.mark.parametrize("layer", ["GCNConv", "aggregate", "spmm", "pyg GraphConv"])
-def test_a_result_of_before_an_edit_is_caught(monkeypatch, tmp_path, layer, edit):
+def test_a_result_of_before_an_edit_is_caught(tmp_path, layer, edit, fault):
     case = a_case(layer, edit)
     assert not try_case(case, tmp_path).wrong
     subject = SUBJECTS[layer]
-    real, kept = subject.call, {}
+    kept = {}
 
-    def stale(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def stale(real: Any, self: Any, x: torch.Tensor) -> torch.Tensor:
         """Computes with the first edges and weights for ever."""
         first = kept.setdefault("given", (self.edges.clone(), _copied(self.weight)))
         now = self.edges, self.weight
@@ -105,7 +105,7 @@ def test_a_result_of_before_an_edit_is_caught(monkeypatch, tmp_path, layer, edit
         finally:
             self.edges, self.weight = now
 
-    monkeypatch.setattr(subject, "call", stale)
+    fault(subject, "call", stale)
     outcome = try_case(case, tmp_path)
     assert "elements wrong" in outcome.wrong and ": ".join(edit) in outcome.wrong
     assert outcome.line.startswith("python -m tools.fuzz --device cpu --kind layers --replay 0 |")
@@ -117,13 +117,13 @@ def _copied(weight: torch.Tensor | None) -> torch.Tensor | None:
 
 @pytest.mark.parametrize("edit", ["fused AdamW", "state dict", "data", "vector", "changed", "new"])
 @pytest.mark.parametrize("layer", ["SparseLinear", "SAGEConv", "pyg GINConv"])
-def test_parameters_of_before_an_edit_are_caught(monkeypatch, tmp_path, layer, edit):
+def test_parameters_of_before_an_edit_are_caught(tmp_path, layer, edit, fault):
     case = a_case(layer, ("parameters", edit))
     assert not try_case(case, tmp_path).wrong
     subject = SUBJECTS[layer]
-    real, kept = subject.call, {}
+    kept = {}
 
-    def stale(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def stale(real: Any, self: Any, x: torch.Tensor) -> torch.Tensor:
         """Computes with the first parameters for ever."""
         now, self.module = self.module, kept.setdefault("module", copy.deepcopy(self.module))
         try:
@@ -131,71 +131,64 @@ def test_parameters_of_before_an_edit_are_caught(monkeypatch, tmp_path, layer, e
         finally:
             self.module = now
 
-    monkeypatch.setattr(subject, "call", stale)
+    fault(subject, "call", stale)
     assert "elements wrong" in try_case(case, tmp_path).wrong
 
 
-def test_a_wrong_gradient_is_caught(monkeypatch, tmp_path):
+def test_a_wrong_gradient_is_caught(tmp_path, fault):
     case = a_case("aggregate", modes=("grad",), weight="parameter")
     assert not try_case(case, tmp_path).wrong
-    real = SUBJECTS["aggregate"].call
 
-    def call(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def call(real: Any, self: Any, x: torch.Tensor) -> torch.Tensor:
         out = real(self, x)
         out.register_hook(lambda grad: grad * 1.001)
         return out
 
-    monkeypatch.setattr(SUBJECTS["aggregate"], "call", call)
+    fault(SUBJECTS["aggregate"], "call", call)
     wrong = try_case(case, tmp_path).wrong
     assert "gradient of x" in wrong
 
 
-def test_another_dtype_and_a_missing_gradient_are_caught(monkeypatch, tmp_path):
+def test_another_dtype_and_a_missing_gradient_are_caught(tmp_path, fault):
     subject = SUBJECTS["aggregate"]
-    real = subject.call
-    monkeypatch.setattr(subject, "call", lambda self, x: real(self, x).double())
+    fault(subject, "call", lambda real, self, x: real(self, x).double())
     assert "float64 instead of torch.float32" in try_case(a_case("aggregate"), tmp_path).wrong
-    monkeypatch.setattr(subject, "call", lambda self, x: real(self, x).detach())
+    fault(subject, "call", lambda real, self, x: real(self, x).detach().float())
     case = a_case("aggregate", modes=("grad",))
     assert "has no gradient" in try_case(case, tmp_path).wrong
 
 
-def test_an_error_in_a_layer_is_caught(monkeypatch, tmp_path):
-    def call(self: Any, x: torch.Tensor) -> torch.Tensor:
+def test_an_error_in_a_layer_is_caught(tmp_path, fault):
+    def call(real: Any, self: Any, x: torch.Tensor) -> torch.Tensor:
         raise KeyError("bounds")
 
-    monkeypatch.setattr(SUBJECTS["GCNConv"], "call", call)
+    fault(SUBJECTS["GCNConv"], "call", call)
     assert try_case(a_case("GCNConv"), tmp_path).wrong.startswith("KeyError at test_fuzz_layers.py")
 
 
-def test_pruning_that_changes_weights_is_caught(monkeypatch, tmp_path):
-    real = fuzz_layer_models.sparsify_
-
-    def damaged(model: Any, config: Any) -> Any:
+def test_pruning_that_changes_weights_is_caught(tmp_path, fault):
+    def other_weights(real: Any, model: Any, config: Any) -> Any:
         real(model, config)
         with torch.no_grad():
             model[0].weight.add_(1.0)
         return model
 
-    monkeypatch.setattr(fuzz_layer_models, "sparsify_", damaged)
+    fault(fuzz_layer_models, "sparsify_", other_weights)
     assert "sparsify_: 0" in try_case(a_case("MLP"), tmp_path).wrong
 
 
-def test_a_refusal_of_a_plain_model_is_caught(monkeypatch, tmp_path):
-    def refused(model: Any, config: Any) -> Any:
+def test_a_refusal_of_a_plain_model_is_caught(tmp_path, fault):
+    def refused(real: Any, model: Any, config: Any) -> Any:
         raise ValueError("sparsify_: model must be small, got a large one. Use less.")
 
-    monkeypatch.setattr(fuzz_layer_models, "sparsify_", refused)
+    fault(fuzz_layer_models, "sparsify_", refused)
     assert "ValueError" in try_case(a_case("MLP"), tmp_path).wrong
 
 
-def test_a_dense_model_with_other_weights_is_caught(monkeypatch, tmp_path):
+def test_a_dense_model_with_other_weights_is_caught(tmp_path, fault):
     case = a_case("MLP", ("module", "toggle"), ("module", "toggle"))
     assert not try_case(case, tmp_path).wrong
-    real = fuzz_layer_models.densify_
-    monkeypatch.setattr(
-        fuzz_layer_models, "densify_", lambda model: real(model)[0].weight.data.mul_(2)
-    )
+    fault(fuzz_layer_models, "densify_", lambda real, model: real(model)[0].weight.data.mul_(2))
     assert "densify_: 0 has other weights" in try_case(case, tmp_path).wrong
 
 
@@ -209,12 +202,11 @@ def test_a_layer_case_is_replayed_and_printed(capsys):
     assert "layer = 'GCNConv'" in said and "outcome: right" in said
 
 
-def test_a_case_finds_empty_caches_and_does_the_same_alone_as_behind_others(monkeypatch, tmp_path):
-    cleared: list[str] = []
-    monkeypatch.setattr(st, "clear_plan_cache", lambda: cleared.append("plans"))
-    monkeypatch.setattr(fuzz_layer_checks, "clear_graph_cache", lambda: cleared.append("graphs"))
+def test_a_case_finds_empty_caches_and_does_the_same_alone_as_behind_others(tmp_path, calls_of):
+    graphs = calls_of(fuzz_layer_checks, "clear_graph_cache")
+    plans = calls_of(st, "clear_plan_cache")
     assert not try_case(a_case("SparseLinear"), tmp_path).wrong
-    assert cleared == ["graphs", "plans"]
+    assert len(graphs) == len(plans) == 1
 
 
 def test_a_record_of_the_cpu_needs_as_many_layers_as_products(tmp_path):

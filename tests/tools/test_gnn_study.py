@@ -33,8 +33,8 @@ def matrix():
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(training, "FEATURES", 8)
+def _small(monkeypatch, constants):
+    constants(training, FEATURES=8)
     monkeypatch.setitem(SETTINGS, "gcn2-128", Setting(2, 16, "BRP-SpMM"))
 
 
@@ -60,8 +60,8 @@ def test_every_path_trains_the_same_network(matrix, setting):
     assert runs["sparsetile"].choices["system"] in ("cpu", "dense")
 
 
-def test_replayed_epochs_announce_that_parameters_were_written(monkeypatch):
-    graph = FakeGraph.put_into(monkeypatch)
+def test_replayed_epochs_announce_that_parameters_were_written(torch_cuda):
+    graph = FakeGraph.put_into(torch_cuda)
     clock = training._Clock(torch.device("cpu"), 5)
     replay = training._captured(lambda: torch.tensor(2.0), torch.zeros(5), clock)
     for number in range(2):

@@ -14,6 +14,7 @@ from tools.llm_times import LlmSelection, run_llm, validate_llm
 from sparsetile.bench.record import read_records
 from sparsetile.nn import SparseConfig, SparseLinear, SparseSwiGLU, densify_, sparsify_
 from tests.cli.conftest import Outcome
+from tools import llm_times
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_every_part_is_measured_and_right(study, tmp_path):
     assert "over dense" in table.out and "decode" in table.out
 
 
-def test_what_a_file_holds_is_not_measured_again(study, tmp_path, monkeypatch):
+def test_what_a_file_holds_is_not_measured_again(study, tmp_path, calls_of):
     out = tmp_path / "llm.jsonl"
     words = [
         "--dtype", "float16", "--settings", "layers,decode",
@@ -101,12 +102,9 @@ def test_what_a_file_holds_is_not_measured_again(study, tmp_path, monkeypatch):
     first = out.read_text().splitlines()
     assert len(first) == 1 + 4 + 2  # the run; zeros and bias; dense and pruned
 
-    def refuse(*_):
-        raise AssertionError("no decoder is needed")
-
-    monkeypatch.setattr("tools.llm_times.Decoder", refuse)
+    made = calls_of(llm_times, "Decoder")
     more = study(*words, "-n", "1,2", "--json")
-    assert more.code == 0 and len(more.json["records"]) == 6 + 4
+    assert more.code == 0 and len(more.json["records"]) == 6 + 4 and not made
     assert out.read_text().splitlines()[:7] == first
     assert len(read_records(out, validate_llm)[0]) == 10
 
@@ -123,9 +121,8 @@ def test_nothing_is_begun_after_the_time_limit(study, monkeypatch):
     assert "time limit: 9 measurements left out" in got.err
 
 
-def test_a_wrong_result_fails(study, monkeypatch):
-    right = SparseLinear.forward
-    monkeypatch.setattr(SparseLinear, "forward", lambda layer, x: right(layer, x) + 1)
+def test_a_wrong_result_fails(study, fault):
+    fault(SparseLinear, "forward", lambda right, layer, x: right(layer, x) + 1)
     got = study(
         "--settings", "layers", "--matrices", "k", "-n", "2",
         "--sparsity", "0.5",

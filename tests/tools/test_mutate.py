@@ -84,13 +84,12 @@ def mutant(word: str, **changes: Any) -> Mutation:
 
 
 @pytest.fixture
-def fake(monkeypatch, tmp_path: Path) -> None:
+def fake(monkeypatch, facts, tmp_path: Path, constants) -> None:
     """A suite that reads the device tree instead of running on a GPU."""
     test = tmp_path / "test_fake.py"
     test.write_text(FAKE.replace("DIGEST", repr(device_tree_digest())))
     monkeypatch.setitem(SUITES, "fake", Suite((str(test),), ("csr",), "left_out"))
-    monkeypatch.setattr(module, "machine_facts", lambda: dict(FACTS))
-    monkeypatch.setattr(module, "TEST_SECONDS", 8.0)
+    constants(module, TEST_SECONDS=8.0)
 
 
 @pytest.mark.usefixtures("fake")
@@ -150,10 +149,9 @@ def test_a_suite_that_does_not_pass_without_a_mutation_is_an_error(answered, res
 
 
 @pytest.mark.usefixtures("fake")
-def test_code_that_changes_meanwhile_is_noticed(answered, monkeypatch):
+def test_code_that_changes_meanwhile_is_noticed(answered, digests):
     answered(PASSED, FAILED)
-    digests = iter(["before", "after"])
-    monkeypatch.setattr(module, "part_digests", lambda: next(digests))
+    digests += ["before", "after"]
     with pytest.raises(RuntimeError, match="must stay as it is while the tests run"):
         collect([mutant("FAIL")], parallel=2)
 
@@ -330,7 +328,8 @@ def test_in_every_committed_record_all_were_noticed(path: Path):
     assert check_mutations(path) == []
 
 
-def test_the_test_that_noticed_a_mutation_before_runs_first(monkeypatch, tmp_path: Path):
+@pytest.mark.usefixtures("checkout")
+def test_the_test_that_noticed_a_mutation_before_runs_first(tmp_path: Path):
     chosen = [each for each in MUTATIONS if each.suite == "direct"][:3]
     record = a_record()
     record["mutations"][MUTATIONS.index(chosen[1])]["test"] = ""
@@ -339,7 +338,6 @@ def test_the_test_that_noticed_a_mutation_before_runs_first(monkeypatch, tmp_pat
     path.write_text(json.dumps(record))
     (tmp_path / "results" / "broken").mkdir()
     (tmp_path / "results" / "broken" / RECORD_NAME).write_text("{")
-    monkeypatch.setattr(module, "ROOT", tmp_path)
     other = replace(chosen[2], after=f"{chosen[2].after} ;")
     jobs = module._jobs([*chosen[:2], other], tmp_path / "jobs")
     assert [job.first for job in jobs] == ["", "tests/a.py::b", "", ""], "the suite, then mutations"
@@ -377,9 +375,9 @@ def test_a_survivor_is_recorded_and_exit_code_1(recorded, tmp_path: Path):
     assert main(["--out", str(tmp_path)]) == 1 and path.is_file()
 
 
-def test_part_of_the_mutations_leaves_the_record_alone(recorded, monkeypatch, tmp_path, capsys):
+@pytest.mark.usefixtures("checkout")
+def test_part_of_the_mutations_leaves_the_record_alone(recorded, capsys):
     path = recorded("failed")
-    monkeypatch.setattr(module, "ROOT", tmp_path)
     assert main(["--only", MUTATIONS[0].name]) == 0
     assert "the record was left as it is" in capsys.readouterr().err and not path.exists()
 
@@ -389,9 +387,9 @@ def test_a_name_that_no_mutation_has_is_refused(capsys):
     assert "mutate: --only must be part of the name of a mutation" in capsys.readouterr().err
 
 
-def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys):
+def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys, constants):
     labels = iter(["a[]", ""])
-    monkeypatch.setattr(module, "MUTATIONS", MUTATIONS[:2])
+    constants(module, MUTATIONS=MUTATIONS[:2])
     monkeypatch.setattr(module, "compile_mutant", lambda mutation: next(labels))
     assert main(["--compile", "--parallel", "1"]) == 1
     shown = capsys.readouterr().err

@@ -178,8 +178,8 @@ def test_packages_are_drawn_from_by_size_but_each_often_enough():
     assert min(counts.values()) >= 12 and counts["nn"] > counts["intake"] > counts["pyg"]
 
 
-def test_a_planted_survivor_shows_and_all_else_is_noticed(tiny: Checkout, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "TEST_LIMIT", 5.0)
+def test_a_planted_survivor_shows_and_all_else_is_noticed(tiny: Checkout, tmp_path, constants):
+    constants(module, TEST_LIMIT=5.0)
     asked = [each for each in places(tiny.files[1], tiny.package) if each.kind != "return"]
     entries = collect(asked, tiny, tmp_path / "kept", parallel=2)
     found = {(entry["function"], entry["change"]): entry for entry in entries}
@@ -216,7 +216,7 @@ def test_tests_that_fail_without_a_change_are_an_error(tiny: Checkout, tmp_path:
         collect([], tiny, tmp_path / "kept")
 
 
-def test_tests_of_the_module_come_first_and_their_time_is_bounded(monkeypatch):
+def test_tests_of_the_module_come_first_and_their_time_is_bounded(constants):
     place = Place("plan/files.py", "read", 0, "number", 3, (3, 4), (2, 6), "1 -> 2")
     folders = ["nn/test_a", "plan/test_b", "plan/test_files", "plan/test_c"]
     names = [f"tests/{name}.py::test" for name in folders]
@@ -225,7 +225,7 @@ def test_tests_of_the_module_come_first_and_their_time_is_bounded(monkeypatch):
     reach = Reach(seconds, {("plan/files.py", n): set(tests) for n, tests in lines.items()})
     assert reach.chosen(place) == [names[2], names[1], names[0]]
     assert reach.chosen(place, first=names[0]) == [names[0], names[2], names[1]]
-    monkeypatch.setattr(host_reach, "TESTS_SECONDS", 5.1)
+    constants(host_reach, TESTS_SECONDS=5.1)
     assert reach.chosen(place) == [names[2]]
     assert (
         reach.chosen(Place("plan/files.py", "read", 0, "number", 12, (12,), (8, 12), "1 -> 2"))

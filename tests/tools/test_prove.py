@@ -32,10 +32,6 @@ def checkers(
     return path
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "machine_facts", lambda: {"gpu": {"slug": "h200"}})
-
-
 def test_tools_without_a_clean_entry_of_today_are_lacking(tmp_path: Path):
     assert lacking(tmp_path / "checkers.json") == list(TOOLS)
     assert lacking(checkers(tmp_path, *TOOLS[:1])) == list(TOOLS[1:])
@@ -69,9 +65,8 @@ def test_only_what_is_asked_for_and_not_fresh_is_run(tmp_path: Path):
     assert list(commands(Asked(tmp_path), tmp_path)) == ["verify", "fuzz", "stress", "soak"]
 
 
-def test_what_results_hold_is_gone_on_with(tmp_path: Path, monkeypatch, capsys):
-    on_a_gpu(monkeypatch)
-    monkeypatch.setattr(prove, "ROOT", tmp_path)
+@pytest.mark.usefixtures("checkout", "facts")
+def test_what_results_hold_is_gone_on_with(tmp_path: Path, capsys):
     held = tmp_path / "results" / "h200"
     checkers(held, "memcheck")
     (held / PARTIAL_NAME).write_text("{}")
@@ -84,16 +79,15 @@ def test_what_results_hold_is_gone_on_with(tmp_path: Path, monkeypatch, capsys):
     assert (out / "h200" / PARTIAL_NAME).read_text() == "newer", "what is there stays"
 
 
+@pytest.mark.usefixtures("checkout", "facts")
 def test_the_exit_code_says_whether_all_is_fresh(tmp_path: Path, monkeypatch, capsys):
-    on_a_gpu(monkeypatch)
-    monkeypatch.setattr(prove, "ROOT", tmp_path)
     monkeypatch.setattr(prove, "make_proofs", lambda asked, folder: checkers(folder, *TOOLS))
     assert main(["--out", str(tmp_path), "--only", "checkers"]) == 0
     assert main(["--out", str(tmp_path), "--only", "checkers,soak"]) == 1
     assert "soak is not fresh" in capsys.readouterr().err
 
 
-def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkeypatch):
+def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkeypatch, environment):
     log = tmp_path / "log"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho $1 $CUDA_MPS_PIPE_DIRECTORY >> {log}\n")
@@ -101,8 +95,7 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
     daemon = tmp_path / prove.MPS
     daemon.write_text(f"#!/bin/sh\necho daemon ${{1:-$(cat)}} >> {log}\n")
     daemon.chmod(daemon.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", CUDA_MPS_PIPE_DIRECTORY=None)
     wanted = {name: [str(program), name] for name in PROOFS}
     monkeypatch.setattr(prove, "commands", lambda asked, folder: wanted)
     prove.make_proofs(Asked(tmp_path), tmp_path)
@@ -113,12 +106,12 @@ def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkey
     assert sorted(lines[5:]) == ["checkers", "soak"]
 
 
-def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("checkout")
+def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, capsys, constants):
     """Each is shown with its age; CI asks for none of them."""
     whole = {name: [] for name in prove.CHECKS}
-    monkeypatch.setattr(prove, "ROOT", tmp_path)
     checks = {name: lambda path, name=name: whole[name] for name in whole}
-    monkeypatch.setattr(prove, "CHECKS", checks)
+    constants(prove, CHECKS=checks)
     record = {"date": "2026-01-02T03:04:05+00:00", "parts": digests_of_today()}
     on_cpu = [f"cpu/{name}" for name in RELEASE_ON_CPU]
     names = [*on_cpu, "h200/verify", *(f"h200/{name}" for name in RELEASE)]
@@ -139,8 +132,8 @@ def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, monkey
 
 
 @pytest.mark.parametrize("words", [["--only", "verify,luck"]])
-def test_an_unknown_proof_is_refused(words, monkeypatch, capsys):
-    on_a_gpu(monkeypatch)
+@pytest.mark.usefixtures("facts")
+def test_an_unknown_proof_is_refused(words, capsys):
     assert main(words) == 2
     assert "--only" in capsys.readouterr().err
 

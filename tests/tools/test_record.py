@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tools.digest import code_digest
 from tools.record import SCHEMA, check_record, collect, counting, run_tests, write_record
 
@@ -98,8 +97,8 @@ def an_old_record(outcomes: dict[str, str], **facts: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROCESSES", 2)
+def _few_processes(constants) -> None:
+    constants(module, PROCESSES=2)
 
 
 def checkout(folder: Path, text: str) -> Path:
@@ -134,9 +133,9 @@ def test_marked_tests_are_run_elsewhere_and_each_outcome_is_kept(tmp_path: Path,
 
 
 def test_a_crash_of_the_whole_process_is_reported_and_no_outcome_invented(
-    monkeypatch, tmp_path: Path
+    tmp_path: Path, constants
 ):
-    monkeypatch.setattr(module, "PROCESSES", 0)  # with others, the test that crashed has failed
+    constants(module, PROCESSES=0)  # with others, the test that crashed has failed
     with pytest.raises(RuntimeError, match="must run to their end, got exit code 7 from pytest"):
         run_tests(checkout(tmp_path, CRASH), marker="gpu")
 
@@ -174,11 +173,9 @@ def test_a_file_that_cannot_be_imported_counts_as_failed():
 
 
 @pytest.fixture
-def pretended_gpu(monkeypatch) -> None:
+def pretended_gpu(monkeypatch, torch_cuda) -> None:
     properties = SimpleNamespace(name="NVIDIA H200", total_memory=150 * 10**9)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    torch_cuda(is_available=True, device_count=1, get_device_properties=properties)
     monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
 
 
@@ -298,17 +295,15 @@ def test_a_record_from_before_there_were_parts_counts_while_its_code_is_today_s(
 
 
 @pytest.mark.usefixtures("pretended_gpu")
-def test_code_that_changes_while_the_tests_run_is_noticed(monkeypatch, tmp_path: Path):
+def test_code_that_changes_while_the_tests_run_is_noticed(monkeypatch, tmp_path: Path, digests):
     today = digests_of_today()
-    digests = iter([today, {**today, "acc": "0"}])
-    monkeypatch.setattr(module, "part_digests", lambda: next(digests))
+    digests += [today, {**today, "acc": "0"}]
     monkeypatch.setattr(module, "run_tests", lambda root, **_: ({}, set()))
     with pytest.raises(RuntimeError, match="must stay as it is while the tests run"):
         collect(tmp_path)
 
 
-def test_no_gpu_no_record(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_no_gpu_no_record(no_gpu: None, tmp_path: Path):
     with pytest.raises(ValueError, match="verify: machine must be one with a CUDA GPU"):
         collect(tmp_path)
 

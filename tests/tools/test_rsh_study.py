@@ -39,7 +39,7 @@ def folder(tmp_path: Path, graph: CSR) -> Path:
 
 
 @pytest.fixture
-def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def host_as_gpu(monkeypatch: pytest.MonkeyPatch, torch_cuda) -> None:
     """Let products of ``cpu`` stand in for the GPU's."""
 
     def planned(A: CSR, n: int, **options: Any) -> Plan:
@@ -53,7 +53,7 @@ def host_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "build_plan", planned)
     monkeypatch.setattr(study, "Variant", of_built)
     monkeypatch.setattr(Case, "has_gpu", True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    torch_cuda(synchronize=None)
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

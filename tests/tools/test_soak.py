@@ -11,7 +11,6 @@ from tools.soak import FEWEST, RECORD_NAME, SCHEMA, check_soak, main, soak
 
 import sparsetile as st
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.cpu.runner import CPURunner
 from tests.today import digests_of_today
 from tools import soak as module
 
@@ -39,31 +38,24 @@ def few(monkeypatch) -> None:
     monkeypatch.setattr(module, "DTYPES", module.DTYPES[:1])
 
 
-def test_a_wrong_element_is_noticed_and_named(monkeypatch, capsys):
+def test_a_wrong_element_is_noticed_and_named(monkeypatch, capsys, damaged):
     few(monkeypatch)
-    real = CPURunner.spmm
-
-    def spmm(self: Any, tensors: Any, values: Any, packed: Any, B: Any, out: Any, *rest: Any):
-        real(self, tensors, values, packed, B, out, *rest)
-        out[..., -1, -1] += 1
-
-    monkeypatch.setattr(CPURunner, "spmm", spmm)
+    damaged(lambda out: out[..., -1, -1].add_(1))
     found = soak("cpu", 0.1, 1, 2, 1, 0)
     assert found["wrong"] > 0 and "cpu, torch.float32" in found["failures"][0]
     assert module._problems(found)
 
 
-def test_an_error_in_a_thread_is_a_failure(monkeypatch):
+def test_an_error_in_a_thread_is_a_failure(monkeypatch, fault):
     few(monkeypatch)
     calls = iter(range(10**6))
-    real = st.plan
 
-    def plan(*given: Any, **options: Any) -> Any:
+    def plan(real: Any, *given: Any, **options: Any) -> Any:
         if next(calls) > 8:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return real(*given, **options)
 
-    monkeypatch.setattr(st, "plan", plan)
+    fault(st, "plan", plan)
     found = soak("cpu", 0.1, 1, 2, 10**6, 0)
     assert found["wrong"] and "RuntimeError at test_soak.py" in found["failures"][0]
 

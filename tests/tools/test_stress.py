@@ -15,7 +15,6 @@ from tools.stress_cases import PLAN_JOBS, SUBJECTS, StressCase, draw
 
 import sparsetile as st
 from sparsetile.systems import SYSTEMS
-from sparsetile.systems.cpu.runner import CPURunner
 from tests.today import digests_of_today
 from tools import stress as module
 from tools import stress_jobs
@@ -83,34 +82,22 @@ def test_every_subject_gives_the_same_alone(subject, dropped):
 
 
 @pytest.mark.parametrize(("subject", "kept"), [("plan", 0), ("GCNConv", 1)])
-def test_a_plan_is_dropped_but_parameters_of_a_layer_are_not(monkeypatch, subject, kept):
-    seen: list[int] = []
-    monkeypatch.setattr(module, "compare_results", lambda *given: seen.append(len(given[3])))
+def test_a_plan_is_dropped_but_parameters_of_a_layer_are_not(subject, kept, calls_of):
+    compared = calls_of(module, "compare_results")
     assert not try_case(a_case(subject=subject, dropped=True)).wrong
-    assert seen == [kept]
+    assert [len(call.given[3]) for call in compared] == [kept]
 
 
 def elsewhere() -> bool:
     return threading.current_thread() is not threading.main_thread()
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, damage: Any) -> None:
-    real = CPURunner.spmm
-
-    def spmm(self: Any, tensors: Any, values: Any, packed: Any, B: Any, out: Any, *rest: Any):
-        real(self, tensors, values, packed, B, out, *rest)
-        damage(out)
-
-    monkeypatch.setattr(CPURunner, "spmm", spmm)
-    monkeypatch.setattr(CPURunner, "bind", lambda *_: None)  # all products come here
-
-
-def test_one_wrong_bit_in_a_thread_is_caught(monkeypatch):
+def test_one_wrong_bit_in_a_thread_is_caught(damaged):
     def flip(out: torch.Tensor) -> None:
         if elsewhere() and out.numel():
             out.view(torch.int32)[-1, -1] ^= 1
 
-    broken(monkeypatch, flip)
+    damaged(flip)
     outcome = try_case(a_case())
     assert "thread 0, product: 1 of 512 elements differ, first (63, 7)" in outcome.wrong
     assert outcome.wrong.endswith("the plan is right afterwards")
@@ -118,19 +105,19 @@ def test_one_wrong_bit_in_a_thread_is_caught(monkeypatch):
     assert "\n" not in outcome.line
 
 
-def test_another_zero_in_a_thread_is_caught(monkeypatch):
+def test_another_zero_in_a_thread_is_caught(damaged):
     def negate(out: torch.Tensor) -> None:
         if elsewhere():
             out[out == 0] = -0.0
 
-    broken(monkeypatch, negate)
+    damaged(negate)
     assert "other bits of equal numbers" in try_case(a_case()).wrong
 
 
-def test_a_plan_that_stays_wrong_is_caught_by_the_second_plan(monkeypatch):
-    real, made = st.plan, []
+def test_a_plan_that_stays_wrong_is_caught_by_the_second_plan(fault):
+    made = []
 
-    def plan(A: Any, *rest: Any, **options: Any) -> Any:
+    def plan(real: Any, A: Any, *rest: Any, **options: Any) -> Any:
         if made:
             return real(A, *rest, **options)
         made.append(True)
@@ -139,51 +126,51 @@ def test_a_plan_that_stays_wrong_is_caught_by_the_second_plan(monkeypatch):
         weight[0] *= 2
         return real((edges, weight, shape), *rest, **options)
 
-    monkeypatch.setattr(stress_jobs.st, "plan", plan)
+    fault(stress_jobs.st, "plan", plan)
     assert try_case(a_case()).wrong.endswith("the plan is wrong afterwards")
 
 
-def test_a_stale_cache_of_a_layer_is_caught(monkeypatch):
-    real, kept = stress_jobs.nn.aggregate, []
+def test_a_stale_cache_of_a_layer_is_caught(fault):
+    kept = []
 
-    def aggregate(x: torch.Tensor, *graph: Any) -> torch.Tensor:
+    def aggregate(real: Any, x: torch.Tensor, *graph: Any) -> torch.Tensor:
         kept.append(real(x, *graph))
         return kept[0] if elsewhere() else kept[-1]
 
-    monkeypatch.setattr(stress_jobs.nn, "aggregate", aggregate)
+    fault(stress_jobs.nn, "aggregate", aggregate)
     case = a_case(("product",), ("product",), subject="aggregate")
     assert "elements differ" in try_case(case).wrong
 
 
-def test_an_error_in_a_thread_is_caught(monkeypatch):
+def test_an_error_in_a_thread_is_caught(damaged):
     def fail(out: torch.Tensor) -> None:
         if elsewhere():
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    broken(monkeypatch, fail)
+    damaged(fail)
     wrong = try_case(a_case()).wrong
     assert wrong.startswith("RuntimeError at test_stress.py") and "illegal memory access" in wrong
 
 
-def test_a_refusal_must_be_the_same_alone(monkeypatch):
+def test_a_refusal_must_be_the_same_alone(monkeypatch, damaged):
     def refuse(out: torch.Tensor) -> None:
         if elsewhere():
             raise st.UnsupportedError("run: B must be small, got a large one. Use less.\n  cpu: no")
 
-    broken(monkeypatch, refuse)
+    damaged(refuse)
     wrong = try_case(a_case()).wrong
     assert "UnsupportedError: run: B must be small" in wrong and "instead of a result" in wrong
     monkeypatch.setattr("tests.tools.test_stress.elsewhere", lambda: True)
     assert not try_case(a_case()).wrong
 
 
-def test_a_case_is_replayed_several_times(monkeypatch, capsys):
+def test_a_case_is_replayed_several_times(monkeypatch, capsys, damaged):
     case = a_case()
     monkeypatch.setattr(module, "draw", lambda seed, number, device: case)
     assert main(["--replay", "7", "--times", "3"]) == 0
     assert "outcome: right, 3 times" in capsys.readouterr().out
     calls = iter(range(100))
-    broken(monkeypatch, lambda out: out.add_(next(calls) == 8))
+    damaged(lambda out: out.add_(next(calls) == 8))
     assert main(["--replay", "7", "--times", "9"]) == 1
     assert "elements differ" in capsys.readouterr().out
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tools.checked_products import type_names
 from tools.verify import main
 
 from tests.cli.conftest import Outcome, assert_refused
-from tests.tools.sanitizer import CLEAN_RACES, FACTS, how, install
+from tests.tools.sanitizer import CLEAN_RACES, how, install
 from tests.tools.test_record import a_record
-from tools import checkers
 from tools import verify as module
 
 Tool = Callable[..., Outcome]
@@ -36,13 +34,7 @@ def tool(capsys: pytest.CaptureFixture[str]) -> Tool:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch) -> None:
-    """A machine without a GPU, whatever this one has."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
-def recorded(monkeypatch, tmp_path: Path):
+def recorded(monkeypatch, checkout):
     """A checkout whose GPU tests end as the test says, without a GPU."""
     asked: dict[str, Any] = {}
 
@@ -52,7 +44,6 @@ def recorded(monkeypatch, tmp_path: Path):
             return a_record(outcomes)
 
         monkeypatch.setattr(module, "collect", collect)
-        monkeypatch.setattr(module, "ROOT", tmp_path)
         return asked
 
     return prepare
@@ -111,18 +102,26 @@ def test_without_a_gpu_it_refuses(tool: Tool):
 
 
 @pytest.fixture
-def checked(monkeypatch, tmp_path: Path):
-    """A checkout on a machine with a GPU, and compute-sanitizer behaving as told."""
+def checked(monkeypatch, facts, checkout, tmp_path: Path, environment):
+    """A checkout on a machine with a GPU, and compute-sanitizer behaving as told.
+
+    ``compiled`` has the limits that kernels were compiled within, and whether there was a record.
+    """
+
+    def any_record() -> bool:
+        return any(tmp_path.rglob("checkers.json"))
 
     def prepare(**tools: dict[str, Any]) -> Path:
         folder = install(tmp_path / "bin", **tools)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        environment(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
         return tmp_path / "results" / "h200" / "checkers.json"
 
-    for place in (checkers, module):
-        monkeypatch.setattr(place, "machine_facts", lambda: dict(FACTS))
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "compile_kernels", lambda root, limit: None)
+    prepare.compiled = []
+    monkeypatch.setattr(
+        module,
+        "compile_kernels",
+        lambda root, limit: prepare.compiled.append((limit, any_record())),
+    )
     return prepare
 
 
@@ -150,13 +149,10 @@ def test_what_a_checker_found_is_recorded_shown_and_exit_code_1(
     assert (tmp_path / "there" / "h200" / "checkers.json").is_file()
 
 
-def test_compiles_kernels_once_before_the_first_tool(tool: Tool, checked, monkeypatch):
-    path, seen = checked(), []
-    monkeypatch.setattr(
-        module, "compile_kernels", lambda root, limit: seen.append((limit, path.exists()))
-    )
+def test_compiles_kernels_once_before_the_first_tool(tool: Tool, checked):
+    path = checked()
     tool("--checker", "memcheck,synccheck", "--time-limit", "30", "--out", str(path.parents[1]))
-    assert seen == [(30.0, False)] and path.exists()
+    assert checked.compiled == [(30.0, False)] and path.exists()
 
 
 def test_one_tool_s_failure_costs_its_own_entry_alone(tool: Tool, checked):
@@ -174,9 +170,9 @@ def test_a_checker_that_is_stopped_leaves_no_record(tool: Tool, checked):
     assert outcome.out == "" and not path.exists()
 
 
-def test_without_compute_sanitizer_it_refuses(tool: Tool, checked, monkeypatch, tmp_path: Path):
+def test_without_compute_sanitizer_it_refuses(tool: Tool, checked, tmp_path: Path, environment):
     path = checked()
-    monkeypatch.setenv("PATH", str(tmp_path))
+    environment(PATH=tmp_path)
     assert_refused(tool("--checker", "memcheck"), "compute-sanitizer must be installed", "PATH")
     assert not path.exists()
 

@@ -55,11 +55,11 @@ def test_only_the_able_are_predicted():
     assert list(predict_systems(request(), ["cpu", "dense"])) == ["cpu", "dense"]
 
 
-def test_pairs_are_counted_only_if_a_candidate_needs_them(monkeypatch):
-    monkeypatch.setattr(requests, "distinct_pairs", lambda *given: pytest.fail("counted"))
+def test_pairs_are_counted_only_if_a_candidate_needs_them(calls_of):
+    counted = calls_of(requests, "distinct_pairs")
     able = [name for name, system in SYSTEMS.items() if not system.counts_pairs]
     predict_systems(request(), able)
-    assert len(able) > 2
+    assert len(able) > 2 and not counted
 
 
 def test_a_sparser_matrix_is_predicted_to_be_cheaper_and_a_dense_one_to_prefer_dense():
@@ -200,28 +200,22 @@ def test_rows_and_short_windows_are_predicted_by_the_sum_of_their_terms(dtype, i
     assert roomy["csr"] < found["csr"] and roomy["acc"] < found["acc"]
 
 
-def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_counted_once(
-    monkeypatch,
-):
-    counted = []
-
-    def count(csr, window, perm=None):
-        counted.append(window)
-        return distinct_pairs(csr, window, perm)
-
-    monkeypatch.setattr(requests, "distinct_pairs", count)
+def test_rows_that_share_columns_are_predicted_to_be_cheaper_and_pairs_are_counted_once(calls_of):
+    calls = calls_of(requests, "distinct_pairs")
     together = in_windows(20)
     order = torch.randperm(together.csr.shape[0])
     apart = dataclasses.replace(together, permutation=Permutation("given", order))
     found = [predicted(w, ["acc", "csr", "dense"], HOPPER) for w in (together, apart)]
-    assert counted == [8, 8]
+    assert [call.given[1] for call in calls] == [8, 8]
     assert found[0]["csr"] < found[1]["csr"] and found[0]["acc"] < found[1]["acc"] / 2
     for able in (["csr"], ["csr", "cusparse", "dense"]):
         predicted(together, able, HOPPER)
-    assert counted == [8, 8], "where tiles are no choice it would change none"
+    assert len(calls) == 2, "where tiles are no choice it would change none"
     predicted(together, ["csr", "wcsr"], HOPPER)
     SYSTEMS["wcsr"].build(together)
-    assert counted == [8, 8, 64], "what was chosen by is not counted again to build it"
+    assert [call.given[1] for call in calls] == [8, 8, 64], (
+        "what was chosen by is not counted again to build it"
+    )
 
 
 @pytest.mark.parametrize("density", [0.001, 0.03, 0.5, 1.0])
@@ -326,15 +320,14 @@ def test_close_calls_are_timed_if_the_expected_products_save_it():
     assert close_calls(wanted, {"a": 1.0e-3, "b": 2.1e-3}, 10**9) == [], "the model decides"
 
 
-def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeypatch):
+def test_on_a_gpu_close_calls_are_timed_for_the_usual_number_of_products(monkeypatch, constants):
     monkeypatch.setattr(Request, "device", torch.device("cuda"))
     few = request()  # 300 rows: no model was fitted to such
     predicted = {"a": 1e-5, "b": 1.2e-5, "c": 1.2e-5, "d": 1.9e-5, "e": 1.95e-5, "f": 2.1e-5}
     assert close_calls(few, predicted, 100) == ["a", "b", "d"], "one of equals, three at most"
     assert close_calls(few, predicted, 99) == []
     assert close_calls(dataclasses.replace(few, deterministic=True), predicted, 100) == []
-    monkeypatch.setattr(choose, "FEW_ROWS", 100)
-    monkeypatch.setattr(choose, "NEARLY_DENSE", 1.0)
+    constants(choose, FEW_ROWS=100, NEARLY_DENSE=1.0)
     assert close_calls(few, predicted, 100) == ["a", "b"]
 
 
@@ -368,8 +361,10 @@ def out_of_memory() -> None:
     raise torch.OutOfMemoryError("out of memory")
 
 
-def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(
+    tmp_path, environment, constants
+):
+    environment(SPARSETILE_TUNE_DIR=tmp_path)
     fits = PacedSystem("fits", predicted=1.0e-3, pace=2e-3)
     large = PacedSystem("large", predicted=1.1e-3, before=out_of_memory)
     with registered(fits, large) as names:
@@ -381,7 +376,7 @@ def test_a_close_call_with_a_system_untimed_is_kept_in_the_process_alone(monkeyp
         kept.kept_timings().clear()  # as in another process
         choose_system(request(), names, "model", expected_runs=RUNS)
         assert builds_of(fits, large) == [2, 2]
-        monkeypatch.setattr(kept, "MOST_IN_PROCESS", 1)
+        constants(kept, MOST_IN_PROCESS=1)
         wider = dataclasses.replace(request(), n=17)
         for count, each in enumerate((wider, wider, request()), 3):
             choose_system(each, names, "model", expected_runs=RUNS)
@@ -509,10 +504,10 @@ def test_one_predicted_below_what_was_measured_is_timed_beyond_the_budget():
     ("short", "budget", "calls"), [(60.0, 0.0, 5), (60.0, 60.0, 9), (0.0, 0.0, 2), (0.0, 60.0, 9)]
 )
 def test_short_products_are_measured_on_the_device_whatever_the_budget(
-    monkeypatch, short, budget, calls
+    short, budget, calls, constants
 ):
     """Two calls by the clock come first, and two that warm up."""
-    monkeypatch.setattr(choose, "SHORT_SECONDS", short)
+    constants(choose, SHORT_SECONDS=short)
     made = []
 
     def product():

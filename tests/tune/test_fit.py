@@ -26,16 +26,16 @@ MODEL = CostModel(tile=4e-12, window=12e-12, fixed=9e-6)
 
 
 @pytest.fixture(autouse=True)
-def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path / "tuned"))
+def _folder(tmp_path: Path, environment) -> None:
+    environment(SPARSETILE_TUNE_DIR=tmp_path / "tuned")
 
 
 def readings() -> list[Reading]:
     return fit.readings_of(lambda csr, name, n: MODEL.seconds(csr.nnz / 8, csr.shape[0] / 16, n))
 
 
-def test_a_fit_finds_the_coefficients_that_made_the_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "WINDOWS", (3, 7, 12))
+def test_a_fit_finds_the_coefficients_that_made_the_times(constants):
+    constants(fit, WINDOWS=(3, 7, 12))
     found = fit.fit_readings(readings())
     assert found.model.tile == pytest.approx(MODEL.tile)
     assert found.model.window == pytest.approx(MODEL.window)
@@ -51,8 +51,8 @@ def test_without_a_gpu_there_is_one_error():
         fit.fit_schedule(torch.device("cpu"))
 
 
-def test_what_was_fitted_is_kept_by_gpu_and_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fit, "WINDOWS", (3, 7, 12))
+def test_what_was_fitted_is_kept_by_gpu_and_asked_for(monkeypatch: pytest.MonkeyPatch, constants):
+    constants(fit, WINDOWS=(3, 7, 12))
     asked: list[list[str]] = []
 
     def measure(request: Any, names: list[str], predicted: Any, budget: float) -> Any:

@@ -26,7 +26,7 @@ def request() -> Request:
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path) -> Iterator[list[bool]]:
+def asked(tmp_path, environment) -> Iterator[list[bool]]:
     """Whether kernels might be compiled, for each time that the second system was built: in vain,
     for want of memory."""
     found: list[bool] = []
@@ -35,7 +35,7 @@ def asked(monkeypatch, tmp_path) -> Iterator[list[bool]]:
         found.append(_may_compile.get())
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setenv("SPARSETILE_TUNE_DIR", str(tmp_path))
+    environment(SPARSETILE_TUNE_DIR=tmp_path)
     kept_timings().clear()
     fits = PacedSystem("fits", PREDICTED, pace=3 * PREDICTED)
     with registered(fits, PacedSystem("large", 1.1 * PREDICTED, before=full)):

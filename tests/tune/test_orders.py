@@ -41,8 +41,8 @@ def request(csr: st.CSR = MIXED, n: int = 512) -> Request:
     return asked.changed(ceilings=H200)
 
 
-def test_few_products_look_for_nothing_and_say_what_they_could_save(monkeypatch):
-    monkeypatch.setattr(orders, "REORDERERS", {})  # any use would raise
+def test_few_products_look_for_nothing_and_say_what_they_could_save(constants):
+    constants(orders, REORDERERS={})  # any use would raise
     found, why = choose_order(request(), ABLE, expected_runs=1)
     assert found.perm is None
     assert [line.split(":")[0] for line in why] == ["lsh not looked for", "affinity not looked for"]
@@ -55,17 +55,16 @@ def test_an_order_that_pays_is_taken_and_predicted_to_be_faster():
     assert distinct_pairs(MIXED, 8, found.perm) < 0.3 * distinct_pairs(MIXED, 8)
 
 
-def test_a_dear_order_is_tried_on_a_sample_before_it_is_looked_for(monkeypatch):
+def test_a_dear_order_is_tried_on_a_sample_before_it_is_looked_for(constants):
     seen = []
 
     def order(csr):
         seen.append(csr.shape[0])
         return Permutation("affinity", torch.arange(csr.shape[0]))
 
-    monkeypatch.setattr(orders, "SAMPLE_ENTRIES", 20_000)
-    monkeypatch.setattr(orders, "REORDERERS", {"affinity": order})
+    constants(orders, SAMPLE_ENTRIES=20_000, REORDERERS={"affinity": order})
     dear = {"affinity": OrderCost((1e-3, 0), (1e-3, 0), sampled=True)}
-    monkeypatch.setattr(orders, "ORDERS", dear)
+    constants(orders, ORDERS=dear)
     found, why = choose_order(request(), ABLE, expected_runs=1_000_000)
     # Alike rows come together in the sample, whatever this order does.
     assert seen[0] < 1000 and found.name in ("identity", "affinity")
@@ -81,8 +80,8 @@ def test_an_order_that_brings_nothing_is_not_taken():
     assert found.perm is None and why[0].startswith("lsh not taken: predicted ")
 
 
-def test_no_order_is_searched_if_no_model_depends_on_it(monkeypatch):
-    monkeypatch.setattr(orders, "REORDERERS", {})
+def test_no_order_is_searched_if_no_model_depends_on_it(constants):
+    constants(orders, REORDERERS={})
     found, why = choose_order(request(), ["cpu", "dense"], 10**9)
     assert found.perm is None and why == []
 

@@ -40,7 +40,7 @@ from sparsetile.core.timer import Samples
 __all__ = ["Options", "Outcome", "run_suite"]
 
 # Time for a running entry to end after the time limit.
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _Run:
 
     def _seconds(self) -> float:
         """How long a worker may take to answer."""
-        return min(self._options.timeout, max(self._left(), 0.0) + _GRACE_SECONDS)
+        return min(self._options.timeout, max(self._left(), 0.0) + GRACE_SECONDS)
 
     def product(self, group: Sequence[Entry], advance: Callable[[], None]) -> None:
         """Measure the entries of one product, in turns when the suite has several rounds."""

@@ -28,11 +28,11 @@ __all__ = ["SITE", "Progress", "fetch"]
 Progress = Callable[[int, int | None], None]
 
 SITE = "https://sparse.tamu.edu"
-_BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
 _GZIP = b"\x1f\x8b"
 _AGAIN = "Check the connection and try again"
-_TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without a byte
 
 
 def fetch(
@@ -98,7 +98,7 @@ def _download(url: str, out: BinaryIO, progress: Progress | None) -> None:
     """Copy ``url`` to ``out``; check its length and that it is a gzip file."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "sparsetile"})
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         remedy = "Check the name and the collection" if error.code == 404 else _AGAIN
@@ -151,7 +151,7 @@ def _blocks(url: str, response: http.client.HTTPResponse) -> Iterator[bytes]:
     """Yield the response piece by piece; a connection that breaks is one clear error."""
     while True:
         try:
-            block = response.read(_BLOCK)
+            block = response.read(BLOCK_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise _broken(url, error) from None
         if not block:

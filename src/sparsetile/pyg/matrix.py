@@ -20,7 +20,7 @@ from sparsetile.pyg.wrapping import take_place
 __all__ = ["REDUCES", "Edges", "new_spmm", "takes"]
 
 # Devices on which PyG's own products of short-lived graphs are faster than planning.
-_LEFT_TO_PYG = ("cuda",)
+LEFT_TO_PYG = ("cuda",)
 REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
@@ -52,7 +52,7 @@ class Edges:
         given = read_input("propagate", edge_index, weight, flow)
         # The plain tensor of an EdgeIndex is a new object each time: its calls cannot be counted.
         planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
-        if planned and x.device.type in _LEFT_TO_PYG and is_short_lived(given.pattern):
+        if planned and x.device.type in LEFT_TO_PYG and is_short_lived(given.pattern):
             return None
         try:
             return cls(reduce, *reduction("propagate", given, size, x.device, flow, reduce))

@@ -48,7 +48,7 @@ _HEAD, _END, _STAMP, _NEXT = 0, 1, 2, 3
 
 _INT32_MAX = 2**31 - 1
 # Entries of A up to which a column's record has fields of 32 bits.
-_MOST_NARROW = _INT32_MAX
+MOST_NARROW = _INT32_MAX
 # Casts: unsigned for an index, signed and wide for arithmetic.
 _at: Any = np.uint64
 _wide: Any = np.int64
@@ -345,7 +345,7 @@ def filled_windows(indptr: Longs, indices: Numbers, pointers: Longs, members: Nu
     order = np.empty(rows, np.uint32)
     _fill(
         indptr, indices, pointers, members,
-        np.empty((columns, 4), np.int32 if indices.size <= _MOST_NARROW else np.int64),
+        np.empty((columns, 4), np.int32 if indices.size <= MOST_NARROW else np.int64),
         np.empty(rows, np.int32), np.empty(rows, np.int32),
         np.empty(_LISTED + _LOOK + 2, np.uint32), np.empty(longest + 1, np.uint32),
         np.empty(longest + 1, np.uint32), np.empty(entries + 1, np.uint32),

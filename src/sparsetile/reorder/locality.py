@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 # of more rows is uninformative and gives only its nearest rows, so that every row has candidates.
 # The work per entry of A is thus limited. The limit shrinks with more rows because the candidates'
 # counters, 4 bytes a row at random addresses, outgrow the caches.
-_BOUND_LEAST, _BOUND_MOST = 32, 384
+BOUND_LEAST, BOUND_MOST = 32, 384
 _BOUND_ROWS = 2**25
 # 2-opt: rows of a window, and the step to the next. Windows that begin at every eighth row would be
 # those of the kernels, and an exchange inside one leaves its tiles unchanged.
@@ -119,7 +119,7 @@ def _nearest(
     nearest_rows(
         indptr, indices, inverted.indptr.astype(np.int64),
         inverted.indices.astype(np.int32, copy=False), weight, total,
-        min(max(_BOUND_ROWS // rows, _BOUND_LEAST), _BOUND_MOST), np.zeros(rows, np.float32),
+        min(max(_BOUND_ROWS // rows, BOUND_LEAST), BOUND_MOST), np.zeros(rows, np.float32),
         np.empty(rows + 1, np.int32), nearest, similarity,
     )  # fmt: skip
     return nearest, similarity

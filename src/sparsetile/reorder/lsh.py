@@ -19,7 +19,7 @@ __all__ = ["lsh", "minhash"]
 
 # Signatures of a row, an even number. Rows that agree in four are nearly equal: eight take twice
 # the time and changed the sharing of columns by less than 1 % on eight graphs, two by up to 7 %.
-_SIGNATURES = 4
+SIGNATURES = 4
 
 # Odd multipliers of the finaliser of splitmix64, as signed numbers.
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -60,7 +60,7 @@ def lsh(csr: CSR) -> Permutation:
     if csr.nnz == 0:
         return Permutation("lsh", order)
     # Least significant first: each stable sort keeps the earlier order among equals.
-    for seed in reversed(range(0, _SIGNATURES, 2)):
+    for seed in reversed(range(0, SIGNATURES, 2)):
         key = (minhash(csr, seed) << _BITS) + minhash(csr, seed + 1)
         order = order[torch.argsort(key[order], stable=True)]
     return Permutation("lsh", order)

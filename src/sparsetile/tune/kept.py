@@ -35,14 +35,14 @@ SCHEMA = 2  # 1: times included the host's launches
 # Most files kept; above that, the oldest tenth is deleted.
 MOST_FILES = 4096
 # Entries hashed at a time.
-_CHUNK = 1 << 24
+CHUNK_ENTRIES = 1 << 24
 _PRIMES = (0x9E3779B97F4A7C15 - 2**64, 0xC2B2AE3D27D4EB4F - 2**64, 0x165667B19E3779F9)
 
 
 def _mixed(numbers: Tensor, factor: int) -> int:
     """Return a 64-bit wrapping sum over int64 numbers that depends on each of them."""
     total = 0
-    for chunk in numbers.split(_CHUNK):
+    for chunk in numbers.split(CHUNK_ENTRIES):
         mixed = (chunk + 1) * factor
         mixed = (mixed ^ ((mixed >> 29) & ((1 << 35) - 1))) * _PRIMES[2]
         total += int((mixed ^ ((mixed >> 32) & (2**32 - 1))).sum())
@@ -55,8 +55,8 @@ def fingerprint(csr: CSR) -> str:
     hashes = [_mixed(csr.indptr.to(torch.int64), factor) for factor in _PRIMES[:2]]
     for factor in _PRIMES[:2]:
         total = 0
-        for begin in range(0, csr.nnz, _CHUNK):
-            chunk = csr.indices[begin : begin + _CHUNK].to(torch.int64)
+        for begin in range(0, csr.nnz, CHUNK_ENTRIES):
+            chunk = csr.indices[begin : begin + CHUNK_ENTRIES].to(torch.int64)
             place = torch.arange(begin, begin + chunk.numel(), device=csr.device)
             total += _mixed(place * max(cols, 1) + chunk, factor)
         hashes.append(total % 2**64)

@@ -3,8 +3,6 @@ rest by name."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +148,7 @@ def test_large_outputs_are_aligned_and_small_ones_too() -> None:
             assert out.data_ptr() % 64 == 0
 
 
-def test_the_tail_of_a_row_does_not_read_past_the_end_of_memory() -> None:
+def test_the_tail_of_a_row_does_not_read_past_the_end_of_memory(interpreter) -> None:
     # B and G end where a page without read permission begins: one byte too far is a crash.
     script = """
 import ctypes, mmap, numpy as np, torch
@@ -176,9 +174,7 @@ for n in (1, 7, 15, 17, 33, 100):
     cpu_api.sddmm(indptr, indices, B[1:], B, grad, bounds)
     print(int(grad[1]), end=" ")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = interpreter(script)
     assert done.returncode == 0, done.stderr
     sizes = (1, 7, 15, 17, 33, 100)
     assert done.stdout.split() == [str(x) for n in sizes for x in (2 * n, 9 * n)]
@@ -307,11 +303,11 @@ def test_memory_is_not_used_again_while_anything_looks_at_it(none_kept):
     assert (array == 1.0).all()
 
 
-def test_little_memory_is_kept(none_kept, monkeypatch):
+def test_little_memory_is_kept(none_kept, constants):
     several = [large() for _ in range(5)]
     several.clear()
     assert len(memory._kept) == 2
-    monkeypatch.setattr(memory, "KEPT_BYTES", 6 << 20)
+    constants(memory, KEPT_BYTES=6 << 20)
     memory._kept.clear()
     kept, too_large = large(), large(1 << 16)
     del too_large

@@ -31,9 +31,9 @@ FLOATS = (torch.float32, torch.float64)
 
 
 @pytest.fixture(autouse=True)
-def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def many_threads(constants) -> Iterator[None]:
     """Small matrices must take the threaded path too."""
-    monkeypatch.setattr(cpu_api, "WORK_PER_THREAD", 1)
+    constants(cpu_api, WORK_PER_THREAD=1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
