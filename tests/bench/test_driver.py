@@ -148,41 +148,36 @@ def test_a_small_suite_runs_for_real_on_the_host(tmp_path: Path, environment) ->
     path = tmp_path / "real.toml"
     path.write_text(
         'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\n'
+        'baselines = ["scipy", "torch-csr", "numba-loop"]\n'
         '[generate.g]\ngenerator = "power_law"\nparams = { rows = 500, nnz = 4000 }\n'
     )
     expansion = expand(load_suite(str(path)), data=None, device="cpu")
+    entries = list(expansion.entries)
+    (own,) = [entry for entry in entries if entry.kind == "system"]
+    entries.append(replace(own, config={"reorder": "rcm"}))
     out = tmp_path / "out.jsonl"
     options = Options(device="cpu", out=out)
-    outcome = run_suite(expansion, options, console=Console(file=io.StringIO()))
-    records = {record["system"]: record for record in read_records(out)[0]}
-    assert outcome.troubles == [] and set(records) == {"scipy", "torch-csr", "cpu"}
-    mine = records["cpu"]
-    assert mine["status"] == "ok" and mine["nnz"] == 4000 and mine["error"]["worst"] <= 1
-    assert mine["planning"]["total"] > 0 and len(mine["matrix_hash"]) == 16
-    assert len({record["matrix_hash"] for record in records.values()}) == 1
-
-
-def test_records_of_the_numba_loop_have_the_state_of_the_host(tmp_path: Path, environment) -> None:
-    environment(SPARSETILE_DATA_DIR=tmp_path)
-    path = tmp_path / "loop.toml"
-    names = '["numba-loop"]'
-    path.write_text(
-        f'matrices = ["g"]\nn = [8]\ndevice = "cpu"\nsystems = ["cpu"]\n'
-        f"baselines = {names}\nyardstick = {names}\n"
-        '[generate.g]\ngenerator = "power_law"\nparams = { rows = 500, nnz = 4000 }\n'
+    outcome = run_suite(
+        replace(expansion, entries=tuple(entries)), options, console=Console(file=io.StringIO())
     )
-    expansion = expand(load_suite(str(path)), data=None, device="cpu")
-    out = tmp_path / "out.jsonl"
-    run_suite(expansion, Options(device="cpu", out=out), console=Console(file=io.StringIO()))
-    records = {record["system"]: record for record in read_records(out)[0]}
-    assert set(records) == {"numba-loop", "cpu"}
-    for found in records.values():
+    held = read_records(out)[0]
+    records = {record["system"]: record for record in held if record["reorder"] != "rcm"}
+    (ordered,) = [record for record in held if record["reorder"] == "rcm"]
+    assert ordered["status"] == "ok"
+    assert ordered["planning"]["total"] > ordered["planning"]["reorder"] > 0
+    names = {"scipy", "torch-csr", "numba-loop", "cpu"}
+    assert outcome.troubles == [] and set(records) == names and len(held) == 5
+    for found in held:
         state = found["environment"]
         assert found["status"] == "ok" and state["device_name"].endswith(" threads")
         cpu = state["cpu"]
         assert cpu["architecture"] == platform.machine() and cpu["cores"] == core_count()
         assert cpu["threads"] >= 1 and cpu["load_average"] >= 0
         assert {"numba", "scipy", "torch"} <= set(state["versions"])
+    mine = records["cpu"]
+    assert mine["status"] == "ok" and mine["nnz"] == 4000 and mine["error"]["worst"] <= 1
+    assert mine["planning"]["total"] > 0 and len(mine["matrix_hash"]) == 16
+    assert len({record["matrix_hash"] for record in records.values()}) == 1
 
 
 def test_every_worker_reads_a_matrix_before_its_first_entry(tmp_path: Path) -> None:
@@ -236,22 +231,6 @@ def test_a_baseline_that_is_often_wrong_is_one_line(tmp_path: Path) -> None:
 def _generated(name: str, nnz: int) -> MatrixSpec:
     params = {"rows": 30, "cols": 30, "nnz": nnz}
     return MatrixSpec(name, "generated", generator="random", params=params)
-
-
-def test_a_suite_with_row_orders_runs_for_real_on_the_host(tmp_path: Path) -> None:
-    expansion = _expansion(tmp_path, ["a"])
-    ordered = [
-        replace(e, config={"reorder": "rcm"}) for e in expansion.entries if e.kind == "system"
-    ]
-    out = tmp_path / "out.jsonl"
-    outcome = run_suite(
-        replace(expansion, entries=tuple(ordered)),
-        Options(device="cpu", out=out, commit="abc"),
-        console=Console(file=io.StringIO()),
-    )
-    (found,) = read_records(out)[0]
-    assert outcome.troubles == [] and found["reorder"] == "rcm" and found["status"] == "ok"
-    assert found["planning"]["total"] > found["planning"]["reorder"] > 0
 
 
 def test_a_matrix_that_cannot_be_made_costs_its_own_entries(tmp_path: Path, environment) -> None:

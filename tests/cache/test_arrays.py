@@ -70,8 +70,10 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(  # each pair of index types is compiled for each type of values
+    "kind, dtype",
+    [*((kind, np.float32) for kind in KINDS), ("scipy", np.float64), ("torch", np.float64)],
+)
 def test_every_kind_has_the_bits_of_a_plan_without_one(kind, dtype, no_plans):
     matrix = MATRIX.astype(dtype)
     A, csr = KINDS[kind](matrix), exact_csr(matrix)

@@ -20,6 +20,7 @@ from sparsetile import CSR
 from sparsetile.balance import SCHEDULES, Schedule, SegmentSchedule
 from sparsetile.formats import FORMATS, Units
 from tests.balance.cover import check_cover
+from tests.case_names import case_of
 from tests.contracts.cases import MATRICES, csr_of
 
 Case = tuple[str, str]
@@ -68,29 +69,34 @@ def keys_of(kind: np.ndarray, label: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(kind.tolist(), label.tolist(), strict=True))
 
 
-@every_matrix
 @every_schedule
-def test_every_entry_of_every_unit_is_in_exactly_one_item(case, name):
-    for units in taken(case, name):
-        check_cover(units, made_once(case, units).pieces())
+def test_every_entry_of_every_unit_is_in_exactly_one_item(case):
+    for name in MATRICES:
+        for units in taken(case, name):
+            with case_of(name):
+                check_cover(units, made_once(case, units).pieces())
 
 
-@every_matrix
 @every_schedule
-def test_sums_of_cut_units_are_the_direct_sums(case, name):
-    for units in taken(case, name):
-        schedule = made_once(case, units)
-        top = int((units.begin + units.length).max()) if units.count else 0
-        entries = np.random.default_rng(0).integers(-1000, 1000, (2, top))  # bundles' lists apart
-        running = np.pad(np.cumsum(entries, 1), ((0, 0), (1, 0)))
-        kind, label, begin, end = schedule.pieces().numpy().T
-        sums = torch.from_numpy(running[kind, end] - running[kind, begin])
-        kinds = units.bundled.long().numpy()
-        first, last = units.begin.numpy(), (units.begin + units.length).numpy()
-        totals = (running[kinds, last] - running[kinds, first]).tolist()
-        direct = dict(zip(keys_of(kinds, units.label.numpy()), totals, strict=True))
-        wanted = [direct[unit] for unit in keys_of(kind, label)]
-        assert schedule.joined(sums).tolist() == wanted
+def test_sums_of_cut_units_are_the_direct_sums(case):
+    for name in MATRICES:
+        for units in taken(case, name):
+            with case_of(name):
+                check_sums(units, made_once(case, units))
+
+
+def check_sums(units: Units, schedule: Schedule) -> None:
+    top = int((units.begin + units.length).max()) if units.count else 0
+    entries = np.random.default_rng(0).integers(-1000, 1000, (2, top))  # bundles' lists apart
+    running = np.pad(np.cumsum(entries, 1), ((0, 0), (1, 0)))
+    kind, label, begin, end = schedule.pieces().numpy().T
+    sums = torch.from_numpy(running[kind, end] - running[kind, begin])
+    kinds = units.bundled.long().numpy()
+    first, last = units.begin.numpy(), (units.begin + units.length).numpy()
+    totals = (running[kinds, last] - running[kinds, first]).tolist()
+    direct = dict(zip(keys_of(kinds, units.label.numpy()), totals, strict=True))
+    wanted = [direct[unit] for unit in keys_of(kind, label)]
+    assert schedule.joined(sums).tolist() == wanted
 
 
 @every_schedule
@@ -171,8 +177,8 @@ def test_a_schedule_joins_this_suite_by_being_defined():
 
     case = ("last first", "default")
     assert case in cases()
-    test_every_entry_of_every_unit_is_in_exactly_one_item(case, "odd sizes")
-    test_sums_of_cut_units_are_the_direct_sums(case, "odd sizes")
+    test_every_entry_of_every_unit_is_in_exactly_one_item(case)
+    test_sums_of_cut_units_are_the_direct_sums(case)
     test_units_that_it_cannot_take_are_refused_with_the_reason(case)
 
 

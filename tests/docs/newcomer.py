@@ -44,6 +44,19 @@ if not pip.exists():
     pip.write_text(f"#!{sys.executable}\\nfrom pip._internal.cli.main import main\\nmain()\\n")
     pip.chmod(0o755)
 """
+# Run after the installation: lends what numba has compiled of the same sources, which it knows by
+# their time stamps and sizes.
+LEND_COMPILED = """
+import importlib.util, pathlib, shutil, sys
+own = pathlib.Path(importlib.util.find_spec("sparsetile").origin).parent
+for made in pathlib.Path(sys.argv[1]).rglob("__pycache__/*.nb?"):
+    source = made.parents[1] / (made.name.partition(".")[0] + ".py")
+    installed = own / source.relative_to(sys.argv[1])
+    if source.is_file() and installed.is_file():
+        shutil.copystat(source, installed)
+        (installed.parent / "__pycache__").mkdir(exist_ok=True)
+        shutil.copy(made, installed.parent / "__pycache__")
+"""
 # Python that leaves pip out of new environments: unpacking and compiling it takes seconds.
 WITHOUT_PIP = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] && set -- "$@" --without-pip
@@ -104,6 +117,7 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     body = "".join(block.text + mark for block in code) + "print(st.__file__)\n"
     (home / "tutorial.py").write_text(body, encoding="utf-8")
     (home / "lend.py").write_text(LEND, encoding="utf-8")
+    (home / "lend_compiled.py").write_text(LEND_COMPILED, encoding="utf-8")
     (home / "bin").mkdir()
     python = home / "bin" / "python3"
     if empty_caches:
@@ -111,10 +125,11 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     else:
         python.write_text(WITHOUT_PIP.format(python=sys.executable))
         python.chmod(0o755)
-    make, activate, *others = _commands()
+    make, activate, install, *others = _commands()
     lend = f"python lend.py '{site.getsitepackages()[0]}'"
-    shown = [make, activate, "", *others]
-    ran = [make, activate, lend, *others]
+    compiled = ":" if empty_caches else f"python lend_compiled.py '{ROOT / 'src' / 'sparsetile'}'"
+    shown = [make, activate, "", install, "", *others]
+    ran = [make, activate, lend, install, compiled, *others]
     now = f"echo '{MARK}' $(date +%s.%N)"
     shell = "\n".join(["set -e", now, *(f"{line}\n{now}" for line in ran)])
     environment = {

@@ -69,7 +69,7 @@ def _emulated_instructions(text: str) -> str:
 def cache_key() -> str:
     """Return a digest of all that a library depends on beside its own text."""
     found = hashlib.sha256(device_tree_digest().encode())
-    for path in sorted(path for path in HERE.iterdir() if path.suffix in {".py", ".h", ".cuh"}):
+    for path in sorted([Path(__file__), *HERE.glob("*.h"), *HERE.glob("*.cuh")]):
         found.update(path.read_bytes())
     asked = [str(host_compiler()), "--version"]
     found.update(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)

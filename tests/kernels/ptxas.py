@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
+import json
 import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cuda.core
 from cuda.core import Program, ProgramOptions
+from tools.compile_all import FIELDS, FOLDER
 
 from sparsetile.jit import KernelSource, nvrtc_version
 from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
@@ -29,6 +32,20 @@ def drawn(everything: Sequence[Anything], count: int) -> list[Anything]:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed of what was drawn: {seed}")  # pytest shows it where the test fails
     return random.Random(seed).sample(list(everything), min(count, len(everything)))
+
+
+@functools.cache
+def _records() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def recorded(source: KernelSource, arch: str = "sm_90a") -> list[dict[str, int]]:
+    """Return the registers, spills and shared memory of a configuration, from each record of
+    results/compile: tests/tools/test_compile_record.py checks that they are of today's code."""
+    records = _records()
+    assert records
+    numbers = [each["configurations"][source.label][arch] for each in records]
+    return [dict(zip(FIELDS, each, strict=True)) for each in numbers]
 
 
 def said_by_ptxas(source: KernelSource) -> str:

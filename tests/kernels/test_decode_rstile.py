@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from tests.case_names import case_of
 from tests.contracts.cases import MATRICES, random_matrix
 from tests.kernels.decoding import Built, Pieces, bits, build, damaged, row_order, whole_numbers
 
@@ -111,11 +112,12 @@ def decode(built: Built, dtype: torch.dtype = F32) -> None:
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("ablation", ABLATIONS)
 @pytest.mark.parametrize("permuted", [False, True])
-@pytest.mark.parametrize("name", MATRICES)
-def test_windows_and_rows_decode_to_the_product(name, permuted, ablation, dtype):
-    csr = whole_numbers(MATRICES[name](), pattern=permuted)
-    built = build("rsh", csr, order=row_order(csr, permuted), dtype=dtype, ablation=ablation)
-    decode(built, dtype)
+def test_windows_and_rows_decode_to_the_product(permuted, ablation, dtype):
+    for name, matrix in MATRICES.items():
+        with case_of(name):
+            csr = whole_numbers(matrix(), pattern=permuted)
+            order = row_order(csr, permuted)
+            decode(build("rsh", csr, order=order, dtype=dtype, ablation=ablation), dtype)
 
 
 def shared_and_alone() -> sp.csr_array:

@@ -33,7 +33,7 @@ from sparsetile.kernels.wcsr import (
     window_tiles,
 )
 from sparsetile.systems.wcsr.system import MARGIN
-from tests.kernels.ptxas import said_by_ptxas
+from tests.kernels.ptxas import drawn, recorded, said_by_ptxas
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 NARROW, WIDE = WindowTile(64, 128), WindowTile(64, 256)
@@ -181,45 +181,37 @@ def test_a_join_of_other_threads_than_a_warp_a_strip_does_not_compile():
 @pytest.mark.parametrize("parts", [1, JOIN_PARTS])
 @pytest.mark.parametrize("dtype, tile, out", [(F32, WIDE, F32), (BF16, NARROW, F32)])
 def test_the_join_keeps_all_but_its_place_in_registers_and_fills_an_sm(dtype, tile, out, parts):
-    said = said_by_ptxas(
-        JOIN_WCSR.source(join_config(dtype, JoinTile(tile, parts), True, out_dtype=out))
-    )
-    found = re.search(r"properties for join_wcsr\D+\d+ bytes stack.*?(\d+) bytes spill s", said)
-    assert found is not None and int(found.group(1)) <= 8
-    registers = int(re.search(r"Used (\d+) registers", said).group(1))
-    assert SM_REGISTERS // (registers * 32) >= 32, "warps"
+    config = join_config(dtype, JoinTile(tile, parts), True, out_dtype=out)
+    for found in recorded(JOIN_WCSR.source(config)):
+        assert found["spill_store_bytes"] <= 8
+        assert SM_REGISTERS // (found["registers"] * 32) >= 32, "warps"
 
 
-@pytest.mark.parametrize(
-    "dtype, tile, out", [(F32, WIDE, F32), (BF16, WIDE, F32), (F16, NARROW, F16)]
-)
-def test_the_compiler_neither_spills_nor_adds_waits_between_products(dtype, tile, out):
+def test_the_compiler_neither_spills_nor_adds_waits_between_products():
     """ptxas says so where it cannot leave products under way, and then waits for each."""
-    said = said_by_ptxas(SPMM_WCSR.source(wcsr_config(dtype, tile, True, out_dtype=out)))
-    assert "Used 168 registers" in said and "wgmma" not in said
-    assert "0 bytes spill stores, 0 bytes spill loads" in said
-
-
-def number(pattern: str, said: str) -> int:
-    """Return the number that ptxas gave."""
-    return int(re.search(pattern, said).group(1))
+    kinds = [(F32, WIDE, F32), (BF16, WIDE, F32), (F16, NARROW, F16)]
+    sources = [SPMM_WCSR.source(wcsr_config(d, t, True, out_dtype=out)) for d, t, out in kinds]
+    for source in sources:
+        for found in recorded(source):
+            assert found["registers"] == 168, source.label
+            assert found["spill_store_bytes"] == found["spill_load_bytes"] == 0, source.label
+    for source in drawn(sources, 1):
+        assert "wgmma" not in said_by_ptxas(source), source.label
 
 
 @pytest.mark.parametrize("dtype, weighted", [(F32, True), (F16, True), (BF16, False)], ids=str)
 def test_the_redo_spills_outside_its_loop_alone_and_fills_an_sm(dtype, weighted):
-    said = said_by_ptxas(REDO_WCSR.source(redo_wcsr_config(dtype, WIDE, weighted)))
-    assert number(r"(\d+) bytes spill stores", said) <= REDO_WCSR.allowed_spills
-    registers = number(r"Used (\d+) registers", said)
-    assert registers * REDO_THREADS * REDO_BLOCKS <= SM_REGISTERS
+    for found in recorded(REDO_WCSR.source(redo_wcsr_config(dtype, WIDE, weighted))):
+        assert found["spill_store_bytes"] <= REDO_WCSR.allowed_spills
+        assert found["registers"] * REDO_THREADS * REDO_BLOCKS <= SM_REGISTERS
 
 
 @pytest.mark.parametrize("dtype, weighted", [(F32, True), (F16, True), (BF16, False)], ids=str)
 def test_the_redo_of_whole_windows_spills_next_to_nothing(dtype, weighted):
-    said = said_by_ptxas(REDO_WINDOWS.source(redo_windows_config(dtype, WIDE, weighted)))
-    assert number(r"(\d+) bytes spill stores", said) <= REDO_WINDOWS.allowed_spills
-    registers = number(r"Used (\d+) registers", said)
-    assert registers * wcsr.WINDOW_REDO_THREADS <= SM_REGISTERS
-    assert number(r"(\d+) bytes smem", said) <= 48 << 10, "without asking for more"
+    for found in recorded(REDO_WINDOWS.source(redo_windows_config(dtype, WIDE, weighted))):
+        assert found["spill_store_bytes"] <= REDO_WINDOWS.allowed_spills
+        assert found["registers"] * wcsr.WINDOW_REDO_THREADS <= SM_REGISTERS
+        assert found["static_shared_bytes"] <= 48 << 10, "without asking for more"
 
 
 def test_steps_of_whole_windows_stay_inside_the_margin_of_tiles():

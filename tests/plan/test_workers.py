@@ -66,22 +66,19 @@ def _multiply_in_a_new_process(rank: int, folder: str) -> None:
     torch.save(loaded @ B, Path(folder) / f"{rank}.pt")
 
 
-def test_spawned_processes_load_a_plan_and_give_the_same_bits(tmp_path):
+def test_a_spawned_process_loads_a_plan_and_gives_the_same_bits(tmp_path):
     csr = csr_of(MATRIX)
     plan = st.plan(csr, WIDTH, system="cpu")
     plan.save(tmp_path / "plan.safetensors")
     started = torch.multiprocessing.start_processes(
-        _multiply_in_a_new_process, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"
+        _multiply_in_a_new_process, (str(tmp_path),), nprocs=1, join=False, start_method="spawn"
     )
     try:
-        for _ in range(2):  # join returns at the first end, and raises what a child raised
-            if started.join(timeout=90):
-                break
-        assert [process.exitcode for process in started.processes] == [0, 0]
+        started.join(timeout=90)  # raises what the child raised
+        assert [process.exitcode for process in started.processes] == [0]
     finally:
         for process in started.processes:
             process.kill()
-    for rank in range(2):
-        C = torch.load(tmp_path / f"{rank}.pt")
-        assert torch.equal(C, plan @ operand(rank))
-        assert_close(C, csr, operand(rank))
+    C = torch.load(tmp_path / "0.pt")
+    assert torch.equal(C, plan @ operand(0))
+    assert_close(C, csr, operand(0))

@@ -48,6 +48,7 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.rsh.runner import RSHRunner
 from sparsetile.systems.rsh.system import thresholds
+from tests.case_names import case_of
 from tests.contracts.cases import MATRICES, csr_of, equal_rows, random_matrix, tf32
 from tests.host import answer_on_host
 from tests.systems.requests import OnGPU, check_plan_file, request_for
@@ -117,15 +118,16 @@ def test_a_matrix_without_rows_has_thresholds_all_the_same():
 
 @pytest.mark.parametrize("permuted", [False, True], ids=["given order", "permuted"])
 @pytest.mark.parametrize("ablation", RSH.ablations)
-@pytest.mark.parametrize("name", [*MATRICES, "shared and alone"])
-def test_every_row_is_owned_by_exactly_one_part(name, ablation, permuted):
-    csr = shared_and_alone() if name == "shared and alone" else csr_of(MATRICES[name]())
-    order = torch.randperm(csr.shape[0]) if permuted else None
-    built = build(csr, ablation, permutation=Permutation("given", order))
-    windows, items = built.tensors["order"], built.tensors["items"]
-    together = torch.cat([windows, items[:, 0].unique()])
-    assert torch.equal(together.sort().values, torch.arange(csr.shape[0]).int())
-    assert windows.numel() == meta_of(built)["positions"]
+def test_every_row_is_owned_by_exactly_one_part(ablation, permuted):
+    for name in (*MATRICES, "shared and alone"):
+        with case_of(name):
+            csr = shared_and_alone() if name == "shared and alone" else csr_of(MATRICES[name]())
+            order = torch.randperm(csr.shape[0]) if permuted else None
+            built = build(csr, ablation, permutation=Permutation("given", order))
+            windows, items = built.tensors["order"], built.tensors["items"]
+            together = torch.cat([windows, items[:, 0].unique()])
+            assert torch.equal(together.sort().values, torch.arange(csr.shape[0]).int())
+            assert windows.numel() == meta_of(built)["positions"]
 
 
 def windows_of(built: BuiltSystem) -> list[int]:
