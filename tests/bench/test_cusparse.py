@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,8 @@ class _FakeLibrary:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
-            self.calls.append((name, arguments))
+            if name not in ("cusparseCreate", "cusparseSetStream"):
+                self.calls.append((name, arguments))
             return 10 if name == self.failing else 0
 
         return call
@@ -39,13 +42,14 @@ class _FakeLibrary:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, torch_cuda) -> _FakeLibrary:
+def fake(monkeypatch: pytest.MonkeyPatch, torch_cuda) -> Iterator[_FakeLibrary]:
     library = _FakeLibrary()
     monkeypatch.setattr(cusparse, "_library", lambda: library)
-    monkeypatch.setattr(cusparse, "_handle", lambda device: ctypes.c_void_p(1))
-    monkeypatch.setattr(cusparse._Product, "_bind_stream", lambda self: None)
-    torch_cuda(current_device=0)
-    return library
+    stream = SimpleNamespace(cuda_stream=0)
+    torch_cuda(current_device=0, device=contextlib.nullcontext(), current_stream=stream)
+    cusparse._handle.cache_clear()
+    yield library
+    cusparse._handle.cache_clear()
 
 
 @pytest.mark.parametrize(("algorithm", "code"), [(1, 4), (2, 6), (3, 12)])

@@ -234,7 +234,6 @@ def test_gate_and_up_are_one_launch_that_makes_half_of_the_rows(kernel, bound):
 def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, method, queued):
     pattern = pattern_of()
     flat = flat_pattern(pattern)
-    made = BlockLayer(LayerSize(192, 128, 3, 64))
     method.append("blocks")
     kept, maps = Kept(SPMM_BCSR), []
 
@@ -242,8 +241,9 @@ def test_a_bound_layer_of_many_tokens_launches_the_block_kernel(monkeypatch, met
         maps.append((pointer, shape, row_bytes, box))
         return (pointer, *range(15))
 
+    answer_on_host(monkeypatch, runner, encode_matrix=encode)
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
     tile = choose_block_tile(40, 3, 132)
-    monkeypatch.setattr(made.runner, "_encode", encode)
     grid = tile.grid(40, 3, 132)
     monkeypatch.setattr(made.runner, "_launch_for", lambda *_: Launch(kept, tile, grid, queued))
     queue = torch.zeros(2, dtype=torch.int32)
