@@ -222,4 +222,5 @@ SDDMM_DIRECT = KernelSpec(
         i32("n"),
     ),
     configs=lambda: ({**each, "kMinBlocks": 4} for each in SDDMM_CSR.configs()),
+    shared_memory=True,
 )
