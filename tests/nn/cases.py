@@ -68,6 +68,22 @@ PAIRS: dict[str, Callable[..., tuple[Any, Any]]] = {
         ours.GINConv(gin_map(out), eps=0.25, train_eps=True, **more),
         pyg.GINConv(gin_map(out), eps=0.25, train_eps=True, **more),
     ),
+    "graph": lambda out, **more: (
+        ours.GraphConv(WIDTH, out, **more),
+        pyg.GraphConv(WIDTH, out, **more),
+    ),
+    "graph-mean": lambda out, **more: (
+        ours.GraphConv(WIDTH, out, "mean", **more),
+        pyg.GraphConv(WIDTH, out, "mean", **more),
+    ),
+    "cheb": lambda out, **more: (
+        ours.ChebConv(WIDTH, out, 3, **more),
+        pyg.ChebConv(WIDTH, out, 3, **more),
+    ),
+    "cheb-random-walk": lambda out, **more: (
+        ours.ChebConv(WIDTH, out, 5, "rw", **more),
+        pyg.ChebConv(WIDTH, out, 5, "rw", **more),
+    ),
     "gat": lambda out, **more: (
         ours.GATConv(WIDTH, out, heads=3, **more),
         pyg.GATConv(WIDTH, out, heads=3, **more),
@@ -81,6 +97,43 @@ PAIRS: dict[str, Callable[..., tuple[Any, Any]]] = {
         pyg.GATConv(WIDTH, out, add_self_loops=False, negative_slope=0.4, **more),
     ),
 }
+
+
+def assert_same(
+    pair: tuple[Any, Any], x: Any, *graph: Any, close: dict[str, float] | None = None, **more: Any
+) -> None:
+    """Compare results, and gradients of all float inputs and of every parameter.
+
+    ``x`` may be a pair. Every float tensor of ``graph`` gets a gradient, too.
+    """
+    close = close or {"rtol": 1e-4, "atol": 1e-5}
+    outputs, gradients = [], []
+    for layer in pair:
+        given = [_tracked(each) for each in (x, *graph)]
+        layer.zero_grad()
+        out = layer(*given, **more)
+        slope = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        (out * slope).sum().backward()
+        outputs.append(out)
+        flat = [t for each in given for t in (each if isinstance(each, tuple) else (each,))]
+        leaves = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
+        named = {name: each.grad for name, each in layer.named_parameters()}
+        gradients.append({**dict(enumerate(leaf.grad for leaf in leaves)), **named})
+    torch.testing.assert_close(*outputs, **close)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, mine in gradients[0].items():
+        theirs = gradients[1][name]
+        assert (mine is None) == (theirs is None), name
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, **close, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _tracked(given: Any) -> Any:
+    if isinstance(given, tuple):
+        return tuple(_tracked(each) for each in given)
+    if type(given) is Tensor and given.is_floating_point() and given.layout is torch.strided:
+        return given.detach().clone().requires_grad_()
+    return given
 
 
 def same_weights(pair: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -16,18 +16,22 @@ from __future__ import annotations
 from sparsetile.nn import edge_operators as edge_operators  # registers what is traced
 from sparsetile.nn.attention import attention_blocks, sparse_attention, use_sparse_attention_
 from sparsetile.nn.cache import clear_graph_cache
+from sparsetile.nn.cheb import ChebConv
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
+from sparsetile.nn.graph_conv import GraphConv
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
+from sparsetile.nn.rgcn import FastRGCNConv, RGCNConv
 from sparsetile.nn.sage import SAGEConv
 from sparsetile.nn.sparse_files import load_sparse_
 from sparsetile.nn.sparsify import SparseConfig, densify_, sparsify_
 from sparsetile.nn.swiglu import SparseSwiGLU
 
 __all__ = [
-    "GATConv", "GCNConv", "GINConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
-    "aggregate", "attention_blocks", "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_",
-    "sparse_attention", "sparsify_", "use_sparse_attention_",
+    "ChebConv", "FastRGCNConv", "GATConv", "GCNConv", "GINConv", "GraphConv", "RGCNConv",
+    "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU", "aggregate", "attention_blocks",
+    "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_",
+    "use_sparse_attention_",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ from sparsetile.nn.sampled import SampledGraph, edge_names, make_sampled, takes_
 from sparsetile.plan.plan import Plan
 
 __all__ = [
-    "MAX_GRAPHS", "clear_graph_cache", "find_graph", "find_sampled", "is_short_lived",
-    "note_loops",
+    "MAX_GRAPHS", "clear_graph_cache", "find_graph", "find_sampled", "graph_notes",
+    "is_short_lived", "note_loops",
 ]  # fmt: skip
 
 MAX_GRAPHS = 32
@@ -77,6 +77,11 @@ def is_short_lived(edges: Tensor) -> bool:
 def note_loops() -> None:
     """Note that short-lived graphs have self-loops: convolutions get no SampledGraph any more."""
     _Regime.looped = True
+
+
+def graph_notes(owner: object) -> dict[Hashable, Any]:
+    """Return what is kept with a caller's edges, until they end or the cache is cleared."""
+    return _graphs.notes(owner)
 
 
 def clear_graph_cache() -> None:

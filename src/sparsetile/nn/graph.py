@@ -171,6 +171,12 @@ class Graph:
         return self._edges  # type: ignore[return-value]
 
     @property
+    def kept(self) -> Tensor | None:
+        """Numbers of the given edges that are left, before the self-loops that were added; None if
+        all are."""
+        return self._kept
+
+    @property
     def _order(self) -> Tensor | None:
         """Edge of each entry; None if entry k is edge k."""
         entry_map = self.csr.entry_map

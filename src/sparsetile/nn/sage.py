@@ -11,11 +11,12 @@ from torch.nn import functional
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, width_pair
-from sparsetile.nn.graph import Graph, Weights
+from sparsetile.nn.graph import Graph
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import pair_of, read_input
 from sparsetile.nn.neighbours import reduction
 from sparsetile.nn.sampled import SampledGraph
+from sparsetile.nn.two_maps import map_both
 
 __all__ = ["SAGEConv"]
 
@@ -81,6 +82,7 @@ class SAGEConv(nn.Module):
         self.lin_l = nn.Linear(self._widths[0], out_channels, bias=bias)
         if root_weight:
             self.lin_r = nn.Linear(self._widths[1], out_channels, bias=False)
+        self.reset_parameters()  # PyG draws twice, too: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         """Draw new weights."""
@@ -119,32 +121,13 @@ class SAGEConv(nn.Module):
         if targets is not None and self._joins(graph, sources, targets):
             out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
         else:
-            out = self._apart(graph, sources, targets, reduce, weights)
+            of_targets = self.lin_r if self.root_weight else None
+            out = map_both(graph, sources, targets, weights, reduce, self.lin_l, of_targets)
         if not self.normalize:
             return out
         # torch divides by at least 1e-12, which is 0 in float16: rows of zeros would be NaN.
         wide = out.to(torch.promote_types(out.dtype, torch.float32))
         return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
-
-    def _apart(
-        self, graph: Graph, sources: Tensor, targets: Tensor | None, reduce: str,
-        weights: Weights | None,
-    ) -> Tensor:  # fmt: skip
-        """Both linear maps, one after the other."""
-        # Sums and means commute with the linear map: they run on its narrower side.
-        narrow = reduce in ("sum", "mean") and self.out_channels <= self._widths[0]
-        if narrow and is_plain_linear(self.lin_l):
-            mapped = functional.linear(sources, self.lin_l.weight)
-            out = graph.aggregate(mapped, weights, reduce=reduce, bias=self.lin_l.bias)
-        else:
-            out = self.lin_l(graph.aggregate(sources, weights, reduce=reduce))
-        if not self.root_weight or targets is None:
-            return out
-        same = targets.dim() == out.dim() == 2 and targets.dtype is out.dtype
-        if same and is_plain_linear(self.lin_r):  # one operation
-            return torch.addmm(out, targets, self.lin_r.weight.t())
-        added: Tensor = out + self.lin_r(targets)
-        return added
 
     def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
         """Whether both linear maps are computed as one: on short-lived graphs."""
