@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsetile import nn as ours
 
@@ -84,6 +85,26 @@ PAIRS: dict[str, Callable[..., tuple[Any, Any]]] = {
         ours.ChebConv(WIDTH, out, 5, "rw", **more),
         pyg.ChebConv(WIDTH, out, 5, "rw", **more),
     ),
+    "v2": lambda out, **more: (
+        ours.GATv2Conv(WIDTH, out, heads=3, **more),
+        pyg.GATv2Conv(WIDTH, out, heads=3, **more),
+    ),
+    "v2-mean-residual": lambda out, **more: (
+        ours.GATv2Conv(WIDTH, out, heads=2, concat=False, residual=True, **more),
+        pyg.GATv2Conv(WIDTH, out, heads=2, concat=False, residual=True, **more),
+    ),
+    "v2-shared-without-loops": lambda out, **more: (
+        ours.GATv2Conv(WIDTH, out, add_self_loops=False, share_weights=True, **more),
+        pyg.GATv2Conv(WIDTH, out, add_self_loops=False, share_weights=True, **more),
+    ),
+    "transformer": lambda out, **more: (
+        ours.TransformerConv(WIDTH, out, heads=3, **more),
+        pyg.TransformerConv(WIDTH, out, heads=3, **more),
+    ),
+    "transformer-gated-mean": lambda out, **more: (
+        ours.TransformerConv(WIDTH, out, heads=2, concat=False, beta=True, **more),
+        pyg.TransformerConv(WIDTH, out, heads=2, concat=False, beta=True, **more),
+    ),
     "gat": lambda out, **more: (
         ours.GATConv(WIDTH, out, heads=3, **more),
         pyg.GATConv(WIDTH, out, heads=3, **more),
@@ -144,3 +165,16 @@ def same_weights(pair: tuple[Any, Any]) -> tuple[Any, Any]:
             parameter.add_(0.1 * torch.randn_like(parameter))
     theirs.load_state_dict(mine.state_dict())
     return mine, theirs
+
+
+class Largest(TorchDispatchMode):
+    """Watches the largest tensor that torch's operations make."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.numbers = max(self.numbers, each.numel())
+        return found

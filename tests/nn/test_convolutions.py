@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsetile import nn as ours
 from sparsetile.nn import clear_graph_cache, relations, rgcn
@@ -16,6 +15,7 @@ from tests.nn.cases import (
     NODES,
     PAIRS,
     WIDTH,
+    Largest,
     assert_same,
     directed_graph,
     pyg,
@@ -56,6 +56,11 @@ SEEDED = [
     ("SAGEConv", (WIDTH, 5), {}),
     ("SAGEConv", (WIDTH, 5), {"project": True, "bias": False}),
     ("GATConv", (WIDTH, 5), {"heads": 3, "residual": True}),
+    ("GATConv", (WIDTH, 5), {"heads": 2, "edge_dim": 4}),
+    ("GATv2Conv", ((WIDTH, 6), 5), {"heads": 2, "edge_dim": 4, "residual": True}),
+    ("GATv2Conv", (WIDTH, 5), {"share_weights": True, "bias": False, "concat": False}),
+    ("TransformerConv", ((WIDTH, 6), 5), {"heads": 2, "edge_dim": 4, "beta": True}),
+    ("TransformerConv", (WIDTH, 5), {"heads": 2, "root_weight": False, "concat": False}),
     ("GraphConv", ((WIDTH, 6), 5), {}),
     ("ChebConv", (WIDTH, 5, 3), {}),
     ("RGCNConv", (WIDTH, 5, 3), {"num_bases": 2}),
@@ -298,19 +303,6 @@ def test_rgcn_plans_its_groups_once(monkeypatch):
     assert len(made) == 2 * len(types.unique())
 
 
-class _Largest(TorchDispatchMode):
-    """Watches the largest tensor that torch's operations make."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for each in found if isinstance(found, (tuple, list)) else (found,):
-            if isinstance(each, Tensor) and each.is_floating_point():
-                self.numbers = max(self.numbers, each.numel())
-        return found
-
-
 @pytest.mark.parametrize("name", ["graph", "graph-mean", "cheb", "rgcn"])
 def test_nothing_of_edges_times_features_is_made(monkeypatch, name):
     monkeypatch.setattr(rgcn, "MOST_MAPPED", 0)
@@ -320,7 +312,7 @@ def test_nothing_of_edges_times_features_is_made(monkeypatch, name):
         layer, more = ours.RGCNConv(WIDTH, 8, RELATIONS), (edge_types(edge_index),)
     else:
         layer = PAIRS[name](8)[0]
-    with _Largest() as largest:
+    with Largest() as largest:
         layer(x, edge_index, *more).sum().backward()
     assert 0 < largest.numbers < 2000 * WIDTH / 2
 

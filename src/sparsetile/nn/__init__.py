@@ -18,6 +18,7 @@ from sparsetile.nn.attention import attention_blocks, sparse_attention, use_spar
 from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.cheb import ChebConv
 from sparsetile.nn.gat import GATConv
+from sparsetile.nn.gatv2 import GATv2Conv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
 from sparsetile.nn.graph_conv import GraphConv
@@ -28,10 +29,11 @@ from sparsetile.nn.sage import SAGEConv
 from sparsetile.nn.sparse_files import load_sparse_
 from sparsetile.nn.sparsify import SparseConfig, densify_, sparsify_
 from sparsetile.nn.swiglu import SparseSwiGLU
+from sparsetile.nn.transformer import TransformerConv
 
 __all__ = [
-    "ChebConv", "FastRGCNConv", "GATConv", "GCNConv", "GINConv", "GraphConv", "RGCNConv",
-    "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU", "aggregate", "attention_blocks",
-    "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_",
-    "use_sparse_attention_",
+    "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GraphConv",
+    "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU", "TransformerConv",
+    "aggregate", "attention_blocks", "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_",
+    "sparse_attention", "sparsify_", "use_sparse_attention_",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Graph attention: each target weighs its neighbours by a softmax over its incoming edges.
 
-Scores are one number per edge and head, gathered from one number per node and head. Nothing of
-edges × features is stored.
+Scores are one number per edge and head, gathered from one number per node and head. Features of
+edges add one more, which is linear in them. Nothing of edges × features is stored.
 
 On a GPU, three kernels compute the scores' terms, the softmax and the sum of messages for all
 heads, and three more all gradients (``layers/graph_attention.py``). Each recomputes the attention
@@ -20,13 +20,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from sparsetile.core.errors import type_error, value_error
-from sparsetile.core.protocols import SharedPlan
 from sparsetile.layers import graph_attention as fused
 from sparsetile.nn import arguments
-from sparsetile.nn.cache import find_graph
-from sparsetile.nn.graph import Graph, Weights
-from sparsetile.nn.inputs import Given, pair_of, read_input
+from sparsetile.nn.edge_features import edge_features, features_with_loops
+from sparsetile.nn.graph import Graph
+from sparsetile.nn.heads import HeadsLayer, edge_softmax
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.modes import transforming
 from sparsetile.plan.operands import in_plan_dtype
@@ -38,7 +36,7 @@ __all__ = ["GATConv"]
 FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
-class GATConv(nn.Module):
+class GATConv(HeadsLayer):
     """Graph attention with the arguments, state dict and results of PyG's ``GATConv``.
 
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
@@ -67,10 +65,11 @@ class GATConv(nn.Module):
         Probability of setting an attention weight to 0 in training.
     add_self_loops : bool
         Whether to replace self-loops by one per node. Must be False for a plan.
-    edge_dim : None
-        Edge features are not supported.
-    fill_value : object
-        Accepted for compatibility with PyG. It affects only edge features.
+    edge_dim : int, optional
+        Width of the edges' features.
+    fill_value : float, Tensor or str
+        Features of added self-loops, or how to reduce those of the edges that enter the node:
+        "mean", "add", "max", "min" or "mul".
     bias : bool
     residual : bool
         Whether to add a linear map of the target's features.
@@ -101,11 +100,7 @@ class GATConv(nn.Module):
         super().__init__()
         arguments.refuse_others("GATConv", others)
         arguments.sum_only("GATConv", aggr)
-        if edge_dim is not None:
-            raise value_error(
-                "GATConv", "edge_dim", "None", edge_dim,
-                "Use torch_geometric.nn.GATConv for edge features",
-            )  # fmt: skip
+        self._name = "GATConv"
         self.in_channels = in_channels
         self._widths = arguments.width_pair("GATConv", in_channels)
         self.out_channels = arguments.channels("GATConv", "out_channels", out_channels)
@@ -114,6 +109,7 @@ class GATConv(nn.Module):
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.add_self_loops = add_self_loops
+        self.edge_dim, self.fill_value = edge_dim, fill_value
         self.residual = residual
         self.flow = arguments.flow_name("GATConv", flow)
         width = heads * out_channels
@@ -125,6 +121,13 @@ class GATConv(nn.Module):
             self.lin = nn.Linear(self._widths[0], width, bias=False)
         self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None
+        if edge_dim is not None:
+            arguments.channels("GATConv", "edge_dim", edge_dim)
+            self.lin_edge = nn.Linear(edge_dim, width, bias=False)
+            self.att_edge = nn.Parameter(torch.empty(1, heads, out_channels))
+        else:
+            self.register_parameter("att_edge", None)
         total = width if concat else out_channels
         self.res = nn.Linear(self._widths[1], total, bias=False) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(total)) if bias else None)
@@ -132,16 +135,18 @@ class GATConv(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new weights; the bias becomes 0."""
-        for layer in (self.lin, self.lin_src, self.lin_dst, self.res):
+        for layer in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if layer is not None:
                 arguments.glorot(layer.weight)
-        arguments.glorot(self.att_src)
-        arguments.glorot(self.att_dst)
+        for vector in (self.att_src, self.att_dst, self.att_edge):
+            if vector is not None:
+                arguments.glorot(vector)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(
-        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any, edge_attr: None = None,
+        self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
+        edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None, return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
         """Return the new features of the targets.
@@ -153,8 +158,8 @@ class GATConv(nn.Module):
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             A sparse tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a
             matrix and weights of ``Data`` are not used.
-        edge_attr : None
-            Edge features are not supported.
+        edge_attr : Tensor [E, edge_dim], optional
+            Features of the edges. ``Data`` has its own.
         size : (sources, targets), optional
         return_attention_weights : bool, optional
             Whether to return the attention too.
@@ -165,55 +170,21 @@ class GATConv(nn.Module):
             With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges
             that were used, self-loops last, and one row of attention [heads] per edge.
         """
-        if edge_attr is not None:
-            raise value_error(
-                "GATConv", "edge_attr", "None", type(edge_attr).__name__,
-                "Use torch_geometric.nn.GATConv for edge features",
-            )  # fmt: skip
-        x_src, x_dst, sizes = pair_of("GATConv", x, size, self.flow)
-        _check_nodes(x_src, self._widths[0])
-        if x_dst is not None and (x_dst is not x_src or self._widths[0] != self._widths[1]):
-            _check_nodes(x_dst, self._widths[1])
-        given = read_input("GATConv", edge_index, None, self.flow).without_weight()
-        if given.kind == "plan":
-            self._check_plan(given)
-        graph, _ = find_graph(
-            "GATConv", given, sizes, x_src.device, flow=self.flow,
-            loops="replace" if self.add_self_loops else "keep",
-        )  # fmt: skip
+        x_src, x_dst, sizes = self._nodes(x, size)
+        graph, given = self._graph(edge_index, sizes, x_src.device)
+        count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
+        features = edge_features("GATConv", edge_attr, self.edge_dim, edge_index, given, count)
+        of_edge = None if features is None else self._of_edges(graph, features)
         residual = self.res(x_dst) if self.res is not None and x_dst is not None else None
         messages, targets = self._mapped(x_src, x_dst, same=isinstance(x, Tensor))
-        if not return_attention_weights and self._fuses(graph, messages):
+        if not return_attention_weights and of_edge is None and self._fuses(graph, messages):
             out = self._attend(graph, messages, targets)
             return out if residual is None else out + residual
-        attention = self._attention(graph, messages, targets)
-        out = self._gather(graph, messages, attention)
+        attention = self._attention(graph, messages, targets, of_edge)
+        out = self._gather(graph, messages, attention, self.bias)
         if residual is not None:
             out = out + residual
-        if not return_attention_weights:
-            return out
-        source, target = graph.edges
-        pair = (source, target) if self.flow == "source_to_target" else (target, source)
-        return out, (torch.stack(pair), attention)
-
-    def _check_plan(self, given: Given) -> None:
-        if isinstance(given.pattern, SharedPlan):
-            raise type_error(
-                "GATConv", "edge_index", "a graph of this process", type(given.pattern).__name__,
-                "Scores of nodes on other processes are not exchanged: use GCNConv, SAGEConv or "
-                "GINConv with a distributed plan",
-            )  # fmt: skip
-        if self.add_self_loops:
-            raise value_error(
-                "GATConv", "add_self_loops", "False with a Plan", "True",
-                "Plan a matrix that has its self-loops, and make the layer with "
-                "add_self_loops=False",
-            )  # fmt: skip
-        if given.pattern.column_order is not None:
-            raise value_error(
-                "GATConv", "edge_index", "a plan without reordered columns",
-                "one with reorder_columns=True", "Plan without reorder_columns",
-            )  # fmt: skip
+        return (out, self._returned(graph, attention)) if return_attention_weights else out
 
     def _mapped(
         self, x_src: Tensor, x_dst: Tensor | None, same: bool
@@ -227,8 +198,15 @@ class GATConv(nn.Module):
             return messages, None
         return messages, messages if same and first is second else second(x_dst)
 
-    def _by_head(self, messages: Tensor) -> Tensor:
-        return messages.view(-1, self.heads, self.out_channels)
+    def _of_edges(self, graph: Graph, features: Tensor) -> Tensor:
+        """Return the edges' terms in the scores, [edges, heads], with those of self-loops."""
+        assert self.lin_edge is not None and self.att_edge is not None
+        wide = features_with_loops(
+            graph, features, self.fill_value, self.flow == "source_to_target"
+        )
+        # The map and the dot product are one smaller map.
+        by_head = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        return wide @ (by_head * self.att_edge.view(self.heads, -1, 1)).sum(1).t()
 
     def _fuses(self, graph: Graph, messages: Tensor) -> bool:
         """Whether the fused kernels support this call."""
@@ -293,60 +271,23 @@ class GATConv(nn.Module):
         out = self._by_head(out).mean(1)
         return out if own is None else out + own
 
-    def _attention(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
+    def _attention(
+        self, graph: Graph, messages: Tensor, targets: Tensor | None, of_edge: Tensor | None
+    ) -> Tensor:
         """Return the attention of each edge and head, [edges, heads]."""
         source, target = graph.edges
         of_source, of_target = self._scores(_dots, messages, targets)
         scores = of_source.index_select(0, source)
         if of_target is not None:
             scores = scores + of_target.index_select(0, target)
+        if of_edge is not None:
+            scores = scores + of_edge
         scores = functional.leaky_relu(scores, self.negative_slope)
-        attention = _edge_softmax(scores, target, graph.shape[0])
+        attention = edge_softmax(scores, target, graph.shape[0])
         return functional.dropout(attention, p=self.dropout, training=self.training)
-
-    def _gather(self, graph: Graph, messages: Tensor, attention: Tensor) -> Tensor:
-        """Return the weighted sums of messages, heads joined, bias added."""
-        # Permuted to A's order once for all heads. A given plan uses the order of its own edges.
-        if graph.planned is None:
-            attention = graph.to_entries(attention)
-        by_head, messages = attention.t().contiguous(), self._by_head(messages)
-        biases: tuple[Tensor | None, ...] = (None,) * self.heads
-        if self.concat and self.bias is not None:
-            biases = self.bias.split(self.out_channels)
-        parts = [
-            graph.aggregate(messages[:, head], Weights(None, by_head[head]), bias=biases[head])
-            for head in range(self.heads)
-        ]
-        if self.concat:
-            return parts[0] if self.heads == 1 else torch.cat(parts, dim=-1)
-        out = torch.stack(parts).mean(0)
-        return out if self.bias is None else out + self.bias
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
-
-
-def _check_nodes(nodes: Tensor, width: int) -> None:
-    arguments.features("GATConv", "x", nodes, width)
-    if nodes.dim() != 2:
-        raise value_error(
-            "GATConv", "x", f"of shape [nodes, {width}]", tuple(nodes.shape),
-            "Call the layer once for each matrix of features",
-        )  # fmt: skip
 
 
 def _dots(messages: Tensor, *vectors: Tensor) -> list[Tensor]:
     """As ``node_scores``, by torch's operations."""
     wide = torch.promote_types(messages.dtype, torch.float32)
     return [(messages * vector).sum(-1).to(wide) for vector in vectors]
-
-
-def _edge_softmax(scores: Tensor, target: Tensor, targets: int) -> Tensor:
-    """Return the softmax of [edges, heads] over the edges of each target."""
-    where = target[:, None].expand_as(scores)
-    with torch.no_grad():
-        highest = scores.new_zeros(targets, scores.shape[1])
-        highest.scatter_reduce_(0, where, scores, "amax", include_self=False)
-    raised = (scores - highest.index_select(0, target)).exp()
-    total = scores.new_zeros(targets, scores.shape[1]).index_add(0, target, raised)
-    return raised / (total.index_select(0, target) + 1e-16)

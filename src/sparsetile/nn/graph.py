@@ -98,6 +98,7 @@ class Graph:
         self._uses: Counter[Hashable] = Counter()
         self._values: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._row_plan: Plan | None = None
+        self._derived: dict[Hashable, tuple[Tensor, ...]] = {}
         self._weight_map: WeightMap | None = None
         self._streams: dict[int, torch.cuda.Stream] = {}  # that its tensors were read on
 
@@ -119,6 +120,7 @@ class Graph:
         parts += [] if self._weight_map is None else self._weight_map.tensors
         parts += [] if base is None else [base.indptr, base.indices, *base.order_tensors()]
         parts += self._values.values()
+        parts += [part for made in self._derived.values() for part in made]
         self._let_go(parts)
 
     def _let_go(self, parts: Iterable[Tensor | None]) -> None:
@@ -134,6 +136,19 @@ class Graph:
     def shape(self) -> tuple[int, int]:
         """(targets, sources)."""
         return self.csr.shape
+
+    def derived(self, name: Hashable, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return tensors that depend on the pattern alone, made once."""
+        found = self._derived.get(name)
+        if found is not None:
+            return found
+        if torch.compiler.is_compiling():  # which cannot trace a lock
+            return make()
+        with lock:
+            if name not in self._derived:
+                with building(self.csr.device):
+                    self._derived[name] = make()
+            return self._derived[name]
 
     # -- entries and edges ----------------------------------------------------------------------
 

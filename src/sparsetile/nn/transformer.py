@@ -1,0 +1,181 @@
+"""Graph attention whose scores are dot products of a target's query and its sources' keys.
+
+    score = q[target] · (k[source] + W_e e) / sqrt(width)     message = v[source] + W_e e
+
+Scores are one number per edge and head; nothing of edges × features is stored. The edges' part of
+the messages is mapped after the sum: W_e · (sum of attention · e).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsetile.core.errors import type_error
+from sparsetile.nn import arguments
+from sparsetile.nn.edge_features import edge_features, scores_in_chunks, weighted_features
+from sparsetile.nn.graph import Graph
+from sparsetile.nn.heads import HeadsLayer, edge_softmax
+
+__all__ = ["TransformerConv"]
+
+
+class TransformerConv(HeadsLayer):
+    """Graph transformer with the arguments, state dict and results of PyG's ``TransformerConv``.
+
+    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
+    the layer multiplies by A[target, source]. Attention sums to 1 over the edges that enter a
+    target; each parallel edge counts. The layer plans the graph once and keeps the plan while
+    ``edge_index`` lives and does not change.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Width of x, or the widths of sources and targets.
+    out_channels : int
+        Width of one head.
+    heads : int
+    concat : bool
+        Whether to concatenate the heads. Otherwise the layer returns their mean.
+    beta : bool
+        Whether a learnt gate mixes the sums with the target's own features, which are otherwise
+        added. Needs ``root_weight``.
+    dropout : float
+        Probability of setting an attention weight to 0 in training.
+    edge_dim : int, optional
+        Width of the edges' features, which are added to keys and values.
+    bias : bool
+    root_weight : bool
+        Whether to add a linear map of the target's features.
+    flow : {"source_to_target", "target_to_source"}
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import TransformerConv
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])  # sources, targets
+    >>> conv = TransformerConv(8, 4, heads=2, beta=True)
+    >>> conv(torch.randn(3, 8), edge_index).shape
+    torch.Size([3, 8])
+    """
+
+    lin_edge: nn.Linear | None
+    lin_beta: nn.Linear | None
+
+    def __init__(
+        self, in_channels: int | tuple[int, int], out_channels: int, heads: int = 1,
+        concat: bool = True, beta: bool = False, dropout: float = 0.0, edge_dim: int | None = None,
+        bias: bool = True, root_weight: bool = True, *, flow: str = "source_to_target",
+        aggr: str = "add", **others: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._name = "TransformerConv"
+        arguments.refuse_others("TransformerConv", others)
+        arguments.sum_only("TransformerConv", aggr)
+        self.in_channels = in_channels
+        self._widths = arguments.width_pair("TransformerConv", in_channels)
+        self.out_channels = arguments.channels("TransformerConv", "out_channels", out_channels)
+        self.heads = arguments.channels("TransformerConv", "heads", heads)
+        self.concat, self.root_weight = concat, root_weight
+        self.beta = beta and root_weight
+        self.dropout = dropout
+        self.edge_dim = edge_dim
+        self.add_self_loops = False
+        self.flow = arguments.flow_name("TransformerConv", flow)
+        of_sources, of_targets = self._widths
+        width = heads * out_channels
+        total = width if concat else out_channels
+        self.lin_key = nn.Linear(of_sources, width, bias=bias)
+        self.lin_query = nn.Linear(of_targets, width, bias=bias)
+        self.lin_value = nn.Linear(of_sources, width, bias=bias)
+        self.lin_edge = self.lin_beta = None
+        if edge_dim is not None:
+            arguments.channels("TransformerConv", "edge_dim", edge_dim)
+            self.lin_edge = nn.Linear(edge_dim, width, bias=False)
+        self.lin_skip = nn.Linear(of_targets, total, bias=bias)
+        if self.beta:
+            self.lin_beta = nn.Linear(3 * total, 1, bias=False)
+        self.reset_parameters()  # PyG draws twice, too: the same seed gives the same weights
+
+    def reset_parameters(self) -> None:
+        """Draw new weights."""
+        for layer in (
+            self.lin_key, self.lin_query, self.lin_value, self.lin_edge, self.lin_skip,
+            self.lin_beta,
+        ):  # fmt: skip
+            if layer is not None:
+                layer.reset_parameters()
+
+    def forward(
+        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the new features of the targets.
+
+        Parameters
+        ----------
+        x : Tensor [nodes, in_channels], or a pair of those for sources and targets
+        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
+            A sparse tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a
+            matrix and weights of ``Data`` are not used.
+        edge_attr : Tensor [E, edge_dim]
+            Features of the edges, needed with ``edge_dim``. ``Data`` has its own.
+        return_attention_weights : bool, optional
+            Whether to return the attention too. As in PyG, False returns it as well; only None
+            does not.
+
+        Returns
+        -------
+        Tensor [targets, heads · out_channels], or [targets, out_channels] without ``concat``
+            With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges,
+            and one row of attention [heads] per edge, before dropout.
+        """
+        x_src, x_dst, sizes = self._nodes(x)
+        assert x_dst is not None  # a pair without targets needs a size
+        graph, given = self._graph(edge_index, sizes, x_src.device)
+        count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
+        features = edge_features(
+            "TransformerConv", edge_attr, self.edge_dim, edge_index, given, count
+        )
+        if features is None and self.lin_edge is not None:
+            raise type_error(
+                "TransformerConv", "edge_attr", "a tensor with edge_dim", "None",
+                "Give the features of the edges",
+            )  # fmt: skip
+        query, key, value = self.lin_query(x_dst), self.lin_key(x_src), self.lin_value(x_src)
+        attention = self._attention(graph, query, key, features)
+        dropped = functional.dropout(attention, p=self.dropout, training=self.training)
+        out = self._gather(graph, value, dropped, None)
+        if features is not None:
+            out = out + self._of_edges(weighted_features(graph, dropped, features))
+        if self.root_weight:
+            own = self.lin_skip(x_dst)
+            if self.lin_beta is None:
+                out = out + own
+            else:
+                gate = self.lin_beta(torch.cat([out, own, out - own], -1)).sigmoid()
+                out = gate * own + (1 - gate) * out
+        return out if return_attention_weights is None else (out, self._returned(graph, attention))
+
+    def _attention(
+        self, graph: Graph, query: Tensor, key: Tensor, features: Tensor | None
+    ) -> Tensor:
+        """Return the attention of each edge and head, [edges, heads]."""
+
+        def score(first: Tensor, second: Tensor, more: Tensor | None) -> Tensor:
+            if more is not None and self.lin_edge is not None:
+                first = first + self.lin_edge(more)
+            return (self._by_head(first) * self._by_head(second)).sum(-1)
+
+        scores = scores_in_chunks(score, graph, key, query * self.out_channels**-0.5, features)
+        return edge_softmax(scores, graph.edges[1], graph.shape[0])
+
+    def _of_edges(self, sums: Tensor) -> Tensor:
+        """Return the map of the edges' features after their sum, heads joined."""
+        assert self.lin_edge is not None
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        by_head = torch.einsum("thd,hcd->thc", sums, weight)
+        return by_head.flatten(1) if self.concat else by_head.mean(1)
