@@ -13,7 +13,7 @@ import sparsetile as st
 from sparsetile.core.device import H200
 from sparsetile.engines.request import Request
 from sparsetile.launch import columns
-from sparsetile.layers import gat, gat_launches, gat_layer
+from sparsetile.layers import edge_attention, gat, gat_launches, gat_layer
 from sparsetile.plan.traced.flat import Direction, flatten
 from sparsetile.reorder import Permutation
 from sparsetile.reorder.permutation import positions
@@ -26,7 +26,7 @@ __all__ = ["attention_on_host", "direction", "flat_plan", "pattern"]
 
 def attention_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Kernels of graph attention are loaded for the host, whichever module launches them."""
-    modules = (gat, gat_layer, gat_launches, columns)
+    modules = (gat, gat_layer, gat_launches, edge_attention, columns)
     load_on_host(monkeypatch, folder, *modules, scratch=unread_scratch)
 
 

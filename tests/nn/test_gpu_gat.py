@@ -15,6 +15,7 @@ from sparsetile.check.reference import attended
 from sparsetile.kernels import KERNELS
 from sparsetile.layers.graph_attention import attention_layer, graph_attention
 from sparsetile.nn import GATConv, clear_graph_cache
+from tests.nn import gpu_attention as checks
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, pyg, same_weights
 
 pytestmark = [
@@ -46,7 +47,7 @@ def graph_of(nodes: int, edges: int, hub: int = 0, seed: int = 0) -> Tensor:
 
 
 def torch_path(layer: GATConv) -> GATConv:
-    layer._fuses = lambda graph, messages: False  # type: ignore[method-assign]
+    layer._fuses = lambda *given: False  # type: ignore[method-assign]
     return layer
 
 
@@ -406,3 +407,22 @@ def test_views_that_are_not_aligned(dtype):
         out = graph_attention(plan.flat, messages, of_source, None, None, None, None, 0.2)
         same = graph_attention(plan.flat, messages.clone(), of_source, None, None, None, None, 0.2)
     torch.testing.assert_close(out, same, rtol=NEAR[dtype], atol=NEAR[dtype])
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_features_of_edges_are_those_of_pyg(flow):
+    options = {"heads": 3, "edge_dim": 3, "flow": flow}
+    pair = GATConv(WIDTH, 5, **options), pyg.GATConv(WIDTH, 5, **options)
+    checks.assert_same_as_pyg(same_weights(pair), 3)
+
+
+@pytest.mark.parametrize("heads, width", [(8, 32), (1, 128), (3, 20), (2, 7), (4, 300)])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_features_of_edges_at_hubs_are_as_in_float64(dtype, heads, width):
+    checks.assert_near_float64(GATConv(16, width, heads=heads, edge_dim=6), 16, 6, dtype)
+
+
+def test_features_of_edges_have_one_order_of_sums_and_no_messages():
+    checks.assert_bits_are_the_same(GATConv(16, 8, heads=4, edge_dim=6), 16, 6)
+    checks.assert_memory_of_nodes(GATConv(64, 32, heads=8, edge_dim=4), 64, 256, 4)
+    checks.assert_replays(GATConv(16, 8, heads=4, edge_dim=4), 16, 4)

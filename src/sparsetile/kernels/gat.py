@@ -56,13 +56,14 @@ def head_lanes(heads: int) -> int:
     return min(SOFTMAX_LANES, 1 << (heads - 1).bit_length())
 
 
-def softmax_config(heads: int) -> dict[str, ConfigValue]:
-    """Constants of ``gat_softmax.cu``."""
+def softmax_config(heads: int, edges: bool = False) -> dict[str, ConfigValue]:
+    """Constants of ``gat_softmax.cu``; ``edges``: scores have a term of each entry."""
     return {
         "kLanes": SOFTMAX_LANES,
         "kHeadLanes": head_lanes(heads),
         "kUnroll": SOFTMAX_UNROLL,
         "kThreads": THREADS,
+        "kEdges": edges,
     }
 
 
@@ -87,9 +88,9 @@ def gat_parts(tile: RowTile, heads: int, width: int) -> int:
 
 
 def gat_config(
-    dtype: torch.dtype, tile: RowTile, mode: str, scaled: bool
+    dtype: torch.dtype, tile: RowTile, mode: str, scaled: bool, edges: bool = False
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_gat.cu``."""
+    """Constants of ``spmm_gat.cu``; ``edges``: scores have a term of each entry."""
     backward = mode == "backward"
     return {
         "ELEMENT": ELEMENTS[dtype],
@@ -102,6 +103,7 @@ def gat_config(
         "kScaled": scaled,
         "kKeep": mode == "train",
         "kBackward": backward,
+        "kEdges": edges,
     }
 
 
@@ -151,9 +153,10 @@ def _tiles(dtype: torch.dtype) -> Iterator[RowTile]:
 
 
 def _gat_configs() -> Iterator[dict[str, ConfigValue]]:
-    for dtype, mode, scaled in itertools.product(GAT_DTYPES, MODES, (False, True)):
+    both = (False, True)
+    for dtype, mode, scaled, edges in itertools.product(GAT_DTYPES, MODES, both, both):
         for tile in _tiles(dtype):
-            yield gat_config(dtype, tile, mode, scaled)
+            yield gat_config(dtype, tile, mode, scaled, edges)
 
 
 def _terms_configs() -> Iterator[dict[str, ConfigValue]]:
@@ -181,6 +184,7 @@ _ENTRIES = (
     pointer("columns", "const int*"),
     pointer("counts", "const float*", "[entries] edges of each; null: one"),
     pointer("of_source", "const float*", "[sources, heads]"),
+    pointer("of_edge", "const float*", "kEdges: [entries, heads]"),
 )
 
 GAT_SCORES = KernelSpec(
@@ -208,7 +212,9 @@ GAT_SOFTMAX = KernelSpec(
         *SECTIONS,
         i32("heads"),
     ),
-    configs=lambda: (softmax_config(heads) for heads in (1, 2, 4, 8)),
+    configs=lambda: (
+        softmax_config(heads, edges) for heads in (1, 2, 4, 8) for edges in (False, True)
+    ),
 )
 SPMM_GAT = KernelSpec(
     file="attention/spmm_gat.cu",

@@ -44,16 +44,19 @@ def attend_forward(
     runner: RowRunner, tensors: Tensors, heads: int, messages: Tensor, out: Tensor,
     bias: Tensor | None, counts: int, scales: int, slope: float, of_source: int, of_target: int,
     terms: int, plain: int, vectors: tuple[Tensor, Tensor] | None = None,
+    of_edge: int | None = None, alone: bool = False,
 ) -> None:  # fmt: skip
     """Launch softmax and sum; with ``vectors`` the scores' terms first. Addresses are numbers.
 
     Messages are contiguous, [sources, heads · width]. ``counts``: parallel edges of each entry, one
     if 0. ``scales``: factors of each entry's messages that replace them, sums of dropout's factors.
     ``slope`` is that of the leaky ReLU below 0. ``plain``: where both kept sums begin, 0 for none.
+    ``of_edge``: terms of entries; ``alone``: there are no others, and one kept sum.
     """
     n, dtype, device = messages.shape[1], messages.dtype, messages.device.index
     at, to = messages.data_ptr(), out.data_ptr()
-    bent = plain + runner.rows * n * 4 if plain else 0
+    bent = plain + runner.rows * n * 4 if plain and not alone else 0
+    edges, of_edge = of_edge is not None, of_edge or 0
     scaled, mode = bool(counts or scales), "train" if plain else "infer"
     with on_device(device):
         ensure_cuda_context(device)
@@ -64,13 +67,13 @@ def attend_forward(
             launch_of(runner, "scores", dtype, heads, n, low, device)(
                 stream, at, first, second, of_source, of_target
             )
-        launch_of(runner, "softmax", heads, device)(
-            stream, tensors, slope, counts, of_source, of_target, terms
+        launch_of(runner, "softmax", heads, edges, device)(
+            stream, tensors, slope, counts, of_source, of_edge, of_target, terms
         )
         low = (at | to) & 15
-        launch_of(runner, "gather", mode, dtype, heads, n, scaled, low, device)(
-            stream, tensors, slope, counts, of_source, scales, 0, terms, at, to, 0, 0, 0, 0,
-            address(bias), plain, bent, 0,
+        launch_of(runner, "gather", mode, dtype, heads, n, scaled, edges, low, device)(
+            stream, tensors, slope, counts, of_source, of_edge, scales, 0, terms, at, to, 0, 0, 0,
+            0, address(bias), plain, bent, 0,
         )  # fmt: skip
 
 
@@ -135,11 +138,11 @@ def attend_backward(
         d_messages = torch.empty_like(messages)
         own, to = messages.data_ptr(), d_messages.data_ptr()
         scaled, low = bool(counts or scales), (at | own | to) & 15
-        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, low, device)
+        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, False, low, device)
         d_source = terms.new_empty((other.rows, heads, launch.parts))
         if other.plain.items:
             launch(
-                stream, tensors, slope, counts, of_source.data_ptr(), scales, order.data_ptr(),
+                stream, tensors, slope, counts, of_source.data_ptr(), 0, scales, order.data_ptr(),
                 new_terms.data_ptr(), at, to, own, 0, 0, 0, 0, 0, 0, d_source.data_ptr(),
             )  # fmt: skip
     whole = d_source.squeeze(-1) if launch.parts == 1 else d_source.sum(-1)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sparsetile.engines.rows.runner import RowRunner
 from sparsetile.jit.source import ConfigValue
 from sparsetile.jit.workspace import scratch
+from sparsetile.kernels import edge_attention as entry_kernels
 from sparsetile.kernels import gat as kernels
 from sparsetile.kernels.columns import column_grid
 from sparsetile.kernels.csr import THREADS, vector_width
@@ -73,22 +74,25 @@ def group_grid(count: int) -> tuple[int, int, int]:
 
 
 def _gather(
-    runner: RowRunner, mode: str, dtype: torch.dtype, heads: int, n: int, scaled: bool, low: int,
-    device: int,
+    runner: RowRunner, mode: str, dtype: torch.dtype, heads: int, n: int, scaled: bool, edges: bool,
+    low: int, device: int,
 ) -> _RowLaunch:  # fmt: skip
     """``spmm_gat``; in mode ``backward`` a head's sums come in ``parts``."""
     width = n // heads
     tile = kernels.gat_tile(dtype, n, vector_at(dtype, width, low))
     parts = kernels.gat_parts(tile, heads, width)
     constants = {"heads": heads, "width": width, "n": n, "parts": parts}
-    config, size = kernels.gat_config(dtype, tile, mode, scaled), kernels.slot_bytes(tile, mode)
+    config, size = (
+        kernels.gat_config(dtype, tile, mode, scaled, edges),
+        kernels.slot_bytes(tile, mode),
+    )
     return _RowLaunch(
         runner, kernels.SPMM_GAT, config, device, tile.lanes, tile.slabs(n), size, constants
     )
 
 
-def _softmax(runner: RowRunner, heads: int, device: int) -> _RowLaunch:
-    config, lanes = kernels.softmax_config(heads), kernels.SOFTMAX_LANES
+def _softmax(runner: RowRunner, heads: int, edges: bool, device: int) -> _RowLaunch:
+    config, lanes = kernels.softmax_config(heads, edges), kernels.SOFTMAX_LANES
     layers, size = -(-heads // kernels.head_lanes(heads)), lanes * _SOFTMAX_BYTES
     constants = {"heads": heads}
     return _RowLaunch(runner, kernels.GAT_SOFTMAX, config, device, lanes, layers, size, constants)
@@ -130,9 +134,50 @@ def _vectors(
     return ColumnLaunch(kernels.GAT_VECTORS, config, device, grid, needed, constants)
 
 
+def _edge_scores(
+    runner: RowRunner, mode: int, dtype: torch.dtype, heads: int, n: int, dims: int, sums: int,
+    low: int, device: int,
+) -> Callable[..., None]:  # fmt: skip
+    """``edge_scores`` for all entries, whose features have ``dims`` numbers."""
+    width, spec = n // heads, entry_kernels.EDGE_SCORES
+    vector = vector_at(dtype, width, low)
+    config = entry_kernels.scores_per_entry_config(dtype, vector, mode, bool(dims), sums)
+    constants = {"count": runner.nnz, "heads": heads, "width": width, "n": n, "dims": dims}
+    grid = entry_kernels.entry_grid(runner.nnz)
+    return prepare_changing(spec, config, device, grid, entry_kernels.ENTRY_THREADS, constants)
+
+
+def _edge_rows(
+    runner: RowRunner, mode: int, dtype: torch.dtype, heads: int, n: int, dims: int, keep: bool,
+    low: int, device: int,
+) -> _RowLaunch:  # fmt: skip
+    width = n // heads
+    tile = entry_kernels.rows_tile(dtype, n, vector_at(dtype, width, low))
+    config = entry_kernels.rows_config(dtype, tile, mode, bool(dims), keep)
+    constants = {"heads": heads, "width": width, "n": n, "dims": dims}
+    return _RowLaunch(
+        runner, entry_kernels.EDGE_ROWS, config, device, tile.lanes, tile.slabs(n),
+        entry_kernels.rows_slot_bytes(tile, keep), constants,
+    )  # fmt: skip
+
+
+def _edge_columns(
+    runner: RowRunner, dtype: torch.dtype, heads: int, n: int, dims: int, sums: int, low: int,
+    device: int,
+) -> ColumnLaunch:  # fmt: skip
+    width = n // heads
+    vector = vector_at(dtype, width, low)
+    grid = column_grid(runner.nnz, n, vector)
+    constants = {"count": runner.nnz, "heads": heads, "width": width, "n": n, "dims": dims}
+    config = entry_kernels.columns_config(dtype, vector, grid.lanes, sums)
+    needed = grid.scratch(vector, sums)
+    return ColumnLaunch(entry_kernels.EDGE_COLUMNS, config, device, grid, needed, constants)
+
+
 _MAKERS: dict[str, Callable[..., Any]] = {
     "gather": _gather, "softmax": _softmax, "scores": _scores, "terms": _terms,
-    "vectors": _vectors,
+    "vectors": _vectors, "edge_scores": _edge_scores, "edge_rows": _edge_rows,
+    "edge_columns": _edge_columns,
 }  # fmt: skip
 
 

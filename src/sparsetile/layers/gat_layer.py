@@ -102,7 +102,7 @@ def attend_layer_backward(
         ensure_cuda_context(device)
         stream = current_stream_handle(device)
         scaled, low = bool(counts or scales), (at | own | to) & 15
-        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, low, device)
+        launch = launch_of(other, "gather", "backward", dtype, heads, n, scaled, False, low, device)
         # New terms, then d_target, then d_source.
         work = kept.new_empty(every * (TERMS + 1 + launch.parts))
         new_terms = work.data_ptr()
@@ -113,9 +113,9 @@ def attend_layer_backward(
         )
         joined = launch.parts == 1
         launch(
-            stream, tensors, slope, counts, base + 4 * scores, scales, order.data_ptr(), new_terms,
-            at, to, own, first.data_ptr() if joined else 0, second.data_ptr() if joined else 0,
-            d_target, 0, 0, 0, d_source,
+            stream, tensors, slope, counts, base + 4 * scores, 0, scales, order.data_ptr(),
+            new_terms, at, to, own, first.data_ptr() if joined else 0,
+            second.data_ptr() if joined else 0, d_target, 0, 0, 0, d_source,
         )  # fmt: skip
         if not joined:
             whole = _add_scores(work, d_messages, layer, launch.parts)

@@ -13,7 +13,7 @@ from sparsetile.core.errors import type_error, value_error
 
 __all__ = [
     "channels", "check_input", "check_weight", "checked_keep", "features", "flow_name", "glorot",
-    "refuse_others", "sum_only", "width_pair",
+    "refuse_others", "reset", "sum_only", "width_pair",
 ]  # fmt: skip
 
 
@@ -79,6 +79,16 @@ def glorot(weight: Tensor) -> None:
     """Fill [..., fan_out, fan_in] uniformly within sqrt(6 / (fan_in + fan_out))."""
     bound = (6.0 / (weight.shape[-2] + weight.shape[-1])) ** 0.5
     nn.init.uniform_(weight, -bound, bound)
+
+
+def reset(module: nn.Module) -> None:
+    """Draw a module's weights again: by its own function, or by those of its parts."""
+    own = getattr(module, "reset_parameters", None)
+    if own is not None:
+        own()
+        return
+    for part in module.children():
+        reset(part)
 
 
 def checked_keep(keep: Any, shape: tuple[int, int], block: int) -> Tensor:

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sparsetile.cache.operators import multiply
+from sparsetile.cache.operators import csr_sddmm, multiply
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.modes import plain_call
 
-__all__ = ["edge_features", "features_with_loops", "scores_in_chunks", "weighted_features"]
+__all__ = [
+    "dot_features", "edge_features", "edge_softmax", "features_with_loops", "scores_in_chunks",
+    "sums_in_chunks", "weighted_features",
+]  # fmt: skip
 
 # Edges of a chunk: a quarter of the nodes, and no fewer than this.
 LEAST_CHUNK = 2**12
@@ -111,6 +114,28 @@ def _by_node(node: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, numbers), order
 
 
+def edges_by_target(graph: Graph) -> tuple[Tensor, ...]:
+    """Return row pointers, the numbers of all edges by target, and the place of each edge there."""
+
+    def make() -> tuple[Tensor, ...]:
+        pointers, order = _by_node(graph.edges[1], graph.shape[0])
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel(), device=order.device)
+        return pointers, order, place
+
+    return graph.derived("by target", make)
+
+
+def dot_features(graph: Graph, of_target: Tensor, features: Tensor) -> Tensor:
+    """Return the dot products of [targets, heads, edge_dim] and each edge's features.
+
+    The result is [edges, heads], in the order of ``graph.edges``.
+    """
+    pointers, order, place = edges_by_target(graph)
+    parts = [csr_sddmm(pointers, order, each, features) for each in of_target.unbind(1)]
+    return torch.stack(parts, 1).index_select(0, place)
+
+
 def weighted_features(graph: Graph, attention: Tensor, features: Tensor) -> Tensor:
     """Return the sums of edges' features by target, weighted by [edges, heads] attention.
 
@@ -123,7 +148,7 @@ def weighted_features(graph: Graph, attention: Tensor, features: Tensor) -> Tens
             for each in attention.to(features.dtype).unsqueeze(-1).unbind(1)
         ]
         return torch.stack(parts, 1)
-    pointers, order = graph.derived("by target", lambda: _by_node(target, targets))
+    pointers, order, _ = edges_by_target(graph)
     sorted_by_head = attention.to(features.dtype).index_select(0, order).t().contiguous()
     parts = [multiply(pointers, order, each, features, "sum") for each in sorted_by_head]
     return torch.stack(parts, 1)
@@ -158,3 +183,78 @@ def scores_in_chunks(
         for begin in range(0, max(edges, 1), step)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def sums_in_chunks(
+    message: Callable[[Tensor, Tensor], Tensor], graph: Graph, x: Tensor, features: Tensor
+) -> Tensor:
+    """Return the sums of messages at each target.
+
+    ``message`` gets the rows of x at the sources of some edges, and these edges' features. Their
+    memory is that of the nodes. The backward pass computes them again.
+    """
+    source, target = graph.edges
+    edges, targets = source.numel(), graph.shape[0]
+    step = max(LEAST_CHUNK, sum(graph.shape))
+
+    def of_chunk(x: Tensor, features: Tensor, begin: int) -> Tensor:
+        chosen = slice(begin, begin + step)
+        found = message(x.index_select(0, source[chosen]), features[chosen])
+        zeros = found.new_zeros(targets, found.shape[1])
+        return zeros.index_add(0, target[chosen], found)
+
+    again = torch.is_grad_enabled() and plain_call()
+    out: Tensor | None = None
+    for begin in range(0, max(edges, 1), step):
+        if again:
+            part = checkpoint(
+                of_chunk, x, features, begin, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            part = of_chunk(x, features, begin)
+        out = part if out is None else out + part
+    assert out is not None
+    return out
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    """The softmax over the edges of each target; the order of additions is fixed."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, scores: Tensor, target: Tensor, pointers: Tensor, order: Tensor
+    ) -> Tensor:
+        highest = _highest(scores, target, pointers.shape[0] - 1)
+        raised = (scores - highest.index_select(0, target)).exp_()
+        total = multiply(pointers, order, None, raised, "sum") + 1e-16
+        attention = raised / total.index_select(0, target)
+        ctx.save_for_backward(attention, target, pointers, order)
+        return attention
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        attention, target, pointers, order = ctx.saved_tensors
+        pull = attention * grad
+        total = multiply(pointers, order, None, pull, "sum")
+        return pull - attention * total.index_select(0, target), None, None, None
+
+
+@torch.no_grad()
+def _highest(scores: Tensor, target: Tensor, targets: int) -> Tensor:
+    where = target[:, None].expand_as(scores)
+    highest = scores.new_zeros(targets, scores.shape[1])
+    return highest.scatter_reduce_(0, where, scores, "amax", include_self=False)
+
+
+def edge_softmax(graph: Graph, scores: Tensor) -> Tensor:
+    """Return the softmax of [edges, heads] scores over the edges of each target.
+
+    Differentiable any number of times.
+    """
+    target = graph.edges[1]
+    if plain_call():
+        pointers, order, _ = edges_by_target(graph)
+        return _EdgeSoftmax.apply(scores, target, pointers, order)  # type: ignore[no-any-return]
+    raised = (scores - _highest(scores, target, graph.shape[0]).index_select(0, target)).exp()
+    total = scores.new_zeros(graph.shape[0], scores.shape[1]).index_add(0, target, raised)
+    return raised / (total.index_select(0, target) + 1e-16)

@@ -17,23 +17,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from sparsetile.layers import graph_attention as fused
+from sparsetile.layers.edge_attention import Entries, attend_entries
 from sparsetile.nn import arguments
-from sparsetile.nn.edge_features import edge_features, features_with_loops
+from sparsetile.nn.edge_features import edge_features, edge_softmax, features_with_loops
 from sparsetile.nn.graph import Graph
-from sparsetile.nn.heads import HeadsLayer, edge_softmax
-from sparsetile.plan.inference import InferencePlan
-from sparsetile.plan.modes import transforming
-from sparsetile.plan.operands import in_plan_dtype
-from sparsetile.plan.plan import Plan
+from sparsetile.nn.heads import HeadsLayer
 
 __all__ = ["GATConv"]
-
-# Limits of the attention kernels: devices, slabs of columns in a grid, entries.
-FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
 class GATConv(HeadsLayer):
@@ -177,8 +170,8 @@ class GATConv(HeadsLayer):
         of_edge = None if features is None else self._of_edges(graph, features)
         residual = self.res(x_dst) if self.res is not None and x_dst is not None else None
         messages, targets = self._mapped(x_src, x_dst, same=isinstance(x, Tensor))
-        if not return_attention_weights and of_edge is None and self._fuses(graph, messages):
-            out = self._attend(graph, messages, targets)
+        if not return_attention_weights and self._fuses(graph, messages, of_edge):
+            out = self._attend(graph, messages, targets, of_edge)
             return out if residual is None else out + residual
         attention = self._attention(graph, messages, targets, of_edge)
         out = self._gather(graph, messages, attention, self.bias)
@@ -208,18 +201,6 @@ class GATConv(HeadsLayer):
         by_head = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         return wide @ (by_head * self.att_edge.view(self.heads, -1, 1)).sum(1).t()
 
-    def _fuses(self, graph: Graph, messages: Tensor) -> bool:
-        """Whether the fused kernels support this call."""
-        return (
-            messages.device.type == FUSED_ON
-            and messages.dtype in fused.ATTENTION_DTYPES
-            and self.heads * self.out_channels <= _MOST_COLUMNS
-            and graph.csr.nnz < _MOST_ENTRIES
-            and not isinstance(graph.planned, InferencePlan)  # it has no rows
-            and not transforming()
-            and forward_ad._current_level < 0
-        )
-
     def _scores(
         self, dots: Callable[..., list[Tensor]], messages: Tensor, targets: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -232,30 +213,32 @@ class GATConv(HeadsLayer):
         (of_source,) = dots(by_head, first)
         return of_source, None if targets is None else dots(self._by_head(targets), second)[0]
 
-    def _attend(self, graph: Graph, messages: Tensor, targets: Tensor | None) -> Tensor:
+    def _attend(
+        self, graph: Graph, messages: Tensor, targets: Tensor | None, of_edge: Tensor | None
+    ) -> Tensor:
         """Return the weighted sums of messages, heads joined, bias added, by the fused kernels."""
         scored = messages
-        if isinstance(graph.planned, Plan):
-            messages = in_plan_dtype(graph.planned, messages, "run", "B")
-        elif torch.is_autocast_enabled(messages.device.type):
-            messages = messages.to(torch.get_autocast_dtype(messages.device.type))
-        scales = None
-        if self.training and self.dropout:
-            # Same random numbers as dropout of [edges, heads] attention.
-            ones = torch.ones(
-                graph.edge_count, self.heads, dtype=torch.float32, device=messages.device
-            )
-            scales = graph.to_entries(functional.dropout(ones, p=self.dropout))
+        messages = self._cast(graph, messages)
+        scales = self._dropout_scales(graph, messages.device)
         first, second, own = self.att_src, self.att_dst, self.bias
         tracked = messages.requires_grad or first.requires_grad or second.requires_grad
         if targets is not None and targets is not scored:
             tracked = tracked or targets.requires_grad
+        tracked = tracked or (of_edge is not None and of_edge.requires_grad)
         # A tracer reads the flat plan once, whether or not the first call needs a gradient.
         needs = torch.is_grad_enabled() and (tracked or torch.compiler.is_compiling())
         flat = graph.rows_plan(self.heads * self.out_channels, needs)
         # The mean of one head is that head.
         joined = self.concat or self.heads == 1
         bias = own if joined else None
+        if of_edge is not None:
+            of_source, of_target = self._scores(fused.node_scores, scored, targets)
+            out = attend_entries(
+                Entries(flat, graph.rows), messages, graph.to_entries(of_edge).float(),
+                of_source=of_source, of_target=of_target, scales=scales, bias=bias,
+                slope=self.negative_slope,
+            )  # fmt: skip
+            return self._mean(out, own)
         counts = graph.edges_of_entries()
         if targets is messages:  # one set of nodes, and no other type than that of the scores
             out = fused.attention_layer(
@@ -266,10 +249,7 @@ class GATConv(HeadsLayer):
             out = fused.graph_attention(
                 flat, self._by_head(messages), *terms, counts, scales, bias, self.negative_slope
             )
-        if joined:
-            return out
-        out = self._by_head(out).mean(1)
-        return out if own is None else out + own
+        return self._mean(out, own)
 
     def _attention(
         self, graph: Graph, messages: Tensor, targets: Tensor | None, of_edge: Tensor | None
@@ -283,7 +263,7 @@ class GATConv(HeadsLayer):
         if of_edge is not None:
             scores = scores + of_edge
         scores = functional.leaky_relu(scores, self.negative_slope)
-        attention = edge_softmax(scores, target, graph.shape[0])
+        attention = edge_softmax(graph, scores)
         return functional.dropout(attention, p=self.dropout, training=self.training)
 
 

@@ -6,15 +6,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.protocols import SharedPlan
+from sparsetile.layers.edge_attention import Entries, attend_entries
+from sparsetile.layers.graph_attention import ATTENTION_DTYPES
 from sparsetile.nn import arguments
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
+from sparsetile.plan.inference import InferencePlan
+from sparsetile.plan.modes import plain_call, transforming
+from sparsetile.plan.operands import in_plan_dtype
+from sparsetile.plan.plan import Plan
 
-__all__ = ["HeadsLayer", "edge_softmax"]
+__all__ = ["HeadsLayer"]
+
+# Limits of the attention kernels: devices, slabs of columns in a grid, entries.
+FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
 class HeadsLayer(nn.Module):
@@ -23,6 +34,7 @@ class HeadsLayer(nn.Module):
     heads: int
     out_channels: int
     concat: bool
+    dropout: float
     add_self_loops: bool
     flow: str
     _name: str
@@ -81,6 +93,67 @@ class HeadsLayer(nn.Module):
     def _by_head(self, messages: Tensor) -> Tensor:
         return messages.view(-1, self.heads, self.out_channels)
 
+    def _fuses(self, graph: Graph, messages: Tensor, of_edge: Tensor | None = None) -> bool:
+        """Whether the fused kernels support this call; ``of_edge``: what differs from edge to edge.
+
+        Entries of A are sums of parallel edges, so that no two of those may differ.
+        """
+        return (
+            messages.device.type == FUSED_ON
+            and messages.dtype in ATTENTION_DTYPES
+            and self.heads * self.out_channels <= _MOST_COLUMNS
+            and graph.csr.nnz < _MOST_ENTRIES
+            and not isinstance(graph.planned, InferencePlan)  # it has no rows
+            and not transforming()
+            and forward_ad._current_level < 0
+            and (of_edge is None or (plain_call() and graph.edge_count == graph.csr.nnz))
+        )
+
+    def _fuses_entries(self, graph: Graph, messages: Tensor, of_edge: Tensor | None) -> bool:
+        """As :meth:`_fuses`, for scores of entries, which tracers do not see."""
+        return plain_call() and self._fuses(graph, messages, of_edge)
+
+    def _cast(self, graph: Graph, messages: Tensor) -> Tensor:
+        """Return messages in the type of a given plan, or in autocast's."""
+        if isinstance(graph.planned, Plan):
+            return in_plan_dtype(graph.planned, messages, "run", "B")
+        if torch.is_autocast_enabled(messages.device.type):
+            return messages.to(torch.get_autocast_dtype(messages.device.type))
+        return messages
+
+    def _dropout_scales(self, graph: Graph, device: torch.device) -> Tensor | None:
+        """Return the factors of dropout, [entries, heads]; None without dropout."""
+        if not (self.training and self.dropout):
+            return None
+        # Same random numbers as dropout of [edges, heads] attention.
+        ones = torch.ones(graph.edge_count, self.heads, dtype=torch.float32, device=device)
+        return graph.to_entries(functional.dropout(ones, p=self.dropout))
+
+    def _entries(self, graph: Graph, *operands: Tensor | None) -> Entries:
+        """Return the rows of A, with the transpose if an operand or weight needs a gradient."""
+        tracked = any(each is not None and each.requires_grad for each in operands)
+        needs = torch.is_grad_enabled() and tracked
+        return Entries(graph.rows_plan(self.heads * self.out_channels, needs), graph.rows)
+
+    def _attend_scores(
+        self, graph: Graph, entries: Entries, messages: Tensor, scores: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Return the sums of messages weighted by the softmax of scores [entries, heads]."""
+        joined = self.concat or self.heads == 1
+        out = attend_entries(
+            entries, messages, scores, counts=graph.edges_of_entries(),
+            scales=self._dropout_scales(graph, messages.device), bias=bias if joined else None,
+        )  # fmt: skip
+        return self._mean(out, bias)
+
+    def _mean(self, out: Tensor, bias: Tensor | None) -> Tensor:
+        """Return heads joined, to which the bias was added, or their mean plus the bias."""
+        # The mean of one head is that head.
+        if self.concat or self.heads == 1:
+            return out
+        out = self._by_head(out).mean(1)
+        return out if bias is None else out + bias
+
     def _gather(
         self, graph: Graph, messages: Tensor, attention: Tensor, bias: Tensor | None
     ) -> Tensor:
@@ -113,14 +186,3 @@ class HeadsLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
-
-
-def edge_softmax(scores: Tensor, target: Tensor, targets: int) -> Tensor:
-    """Return the softmax of [edges, heads] over the edges of each target."""
-    where = target[:, None].expand_as(scores)
-    with torch.no_grad():
-        highest = scores.new_zeros(targets, scores.shape[1])
-        highest.scatter_reduce_(0, where, scores, "amax", include_self=False)
-    raised = (scores - highest.index_select(0, target)).exp()
-    total = scores.new_zeros(targets, scores.shape[1]).index_add(0, target, raised)
-    return raised / (total.index_select(0, target) + 1e-16)

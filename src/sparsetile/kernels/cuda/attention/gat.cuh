@@ -13,6 +13,9 @@
 // An entry may stand for several parallel edges, `counts` of them. With dropout `scales`
 // [entries, heads] is the sum of their factors; it replaces the count in the weights of messages,
 // not in the softmax.
+//
+// Scores that are not a sum of both nodes' terms, and terms of edges, are numbers per entry and
+// head (`of_edge`): edge_scores.cu computes them, and spmm_gat.cu adds them to raw.
 #pragma once
 
 #include "ptx/element.cuh"
@@ -38,4 +41,22 @@ __device__ __forceinline__ Multiples multiples(const Params& p, i64 entry, int h
   return {count, p.scales == nullptr ? count : __ldg(p.scales + entry * p.heads + head)};
 }
 
+// Add an edge's mapped features to kVec columns: features[number] * weights.
+template <int kVec, typename Params>
+__device__ __forceinline__ void add_edge(const Params& p, i64 number, int column,
+                                         float (&sum)[kVec]) {
+  const float* const features = p.features + number * p.dims;
+#pragma unroll 1
+  for (int d = 0; d < p.dims; ++d) {
+    const float feature = __ldg(features + d);
+    RawValues<F32, kVec> weights;
+    weights.load(p.weights + i64(d) * p.n + column);
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) sum[v] += feature * weights[v];
+  }
+}
+
 }  // namespace gat
+
+// What edge_scores.cu and edge_rows.cu compute (kernels/edge_attention.py).
+constexpr int kDot = 0, kBent = 1, kGradient = 2, kFeatures = 3, kRelu = 4, kReluGradient = 5;

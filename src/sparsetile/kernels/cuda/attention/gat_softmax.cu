@@ -16,6 +16,8 @@
 // torch's path adds 1e-16 to the total. The highest score itself adds 1 to it, so this changes
 // nothing in float32.
 //
+// kEdges: scores have a term of the entry, of_edge[entry, h]; of_source may be null then.
+//
 // Threads: kThreads per block; grid.x = item blocks, grid.y = groups of kHeadLanes heads. Shared
 // memory: none.
 //
@@ -69,7 +71,9 @@ __device__ __forceinline__ Softmax softmax_of(const Params& p, const GroupWork& 
       // Past the last entry the last is read again and not used.
       const int entry = min(at + u * kSide + side, item.z - 1);
       const u64 column = static_cast<u32>(__ldg(p.columns + entry));
-      raw[u] = __ldg(p.of_source + column * p.heads + head) + of_target;
+      raw[u] = of_target;
+      if (!kEdges || p.of_source != nullptr) raw[u] += __ldg(p.of_source + column * p.heads + head);
+      if constexpr (kEdges) raw[u] += __ldg(p.of_edge + i64(entry) * p.heads + head);
       count[u] = p.counts == nullptr ? 1.0f : __ldg(p.counts + entry);
     }
 #pragma unroll

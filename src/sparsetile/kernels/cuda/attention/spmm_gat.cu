@@ -22,6 +22,9 @@
 // they join: those that share a wide item add by shuffles, pieces of a cut row by the tree of
 // tree.cuh. Only the schedule fixes the order of the additions.
 //
+// kEdges: scores have a term of the entry, of_edge[entry, h]. Then of_source may be null, and so
+// may bent, which is not stored: without terms of targets nobody reads it.
+//
 // Absent entries are skipped, also if B is not finite.
 //
 // Threads: kThreads per block; grid.x = item blocks, grid.y = slabs. Shared memory: none.
@@ -104,7 +107,7 @@ struct Side {
     head = column / p.width;
     const i64 place = i64(row) * p.heads + head;
     if constexpr (kBackward) {
-      score = __ldg(p.of_source + place);
+      score = !kEdges || p.of_source != nullptr ? __ldg(p.of_source + place) : 0.0f;
       first = column == head * p.width ? 1.0f : 0.0f;
       message = load_vector<E, kVec>(p.messages + i64(row) * p.n + column);
     } else {
@@ -118,14 +121,21 @@ struct Side {
 struct Gathered {
   Packed<E, kVec> part;
   float4 terms;  // backward
-  float score;   // forward: of_source
+  float score;   // forward: of_source; kEdges: also of_edge
 
-  __device__ __forceinline__ void load(const Params& p, const Side& side, u64 column) {
+  // `entry`: one of this row.
+  __device__ __forceinline__ void load(const Params& p, const Side& side, u64 column, int entry) {
     part = load_vector<E, kVec>(p.b + column * static_cast<u32>(p.n) + side.column);
     if constexpr (kBackward) {
       terms = __ldg(p.terms + column * p.heads + side.head);
     } else {
-      score = __ldg(p.of_source + column * p.heads + side.head);
+      score = !kEdges || p.of_source != nullptr ? __ldg(p.of_source + column * p.heads + side.head)
+                                                : 0.0f;
+    }
+    if constexpr (kEdges) {
+      const i64 number = kBackward ? __ldg(p.order + entry) : entry;
+      const float of_edge = __ldg(p.of_edge + number * p.heads + side.head);
+      score = kBackward ? of_edge : score + of_edge;
     }
   }
 };
@@ -133,7 +143,8 @@ struct Gathered {
 __device__ __forceinline__ void add(const Params& p, float slope, const Side& side,
                                     const Gathered& from, int entry, float (&sum)[kVec],
                                     float (&more)[kMore]) {
-  const float raw = side.score + (kBackward ? from.terms.x : from.score);
+  float raw = side.score + (kBackward ? from.terms.x : from.score);
+  if constexpr (kBackward && kEdges) raw += from.score;
   const float highest = kBackward ? from.terms.y : side.highest;
   const float inverse = kBackward ? from.terms.z : side.inverse;
   const float one = __expf(gat::leaky(raw, slope) - highest) * inverse;  // of one edge
@@ -167,7 +178,10 @@ __device__ __forceinline__ void batch(const Params& p, float slope, const Side (
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
-    for (int q = 0; q < kTimes; ++q) from[u][q].load(p, side[q], static_cast<u32>(column[u]));
+    for (int q = 0; q < kTimes; ++q) {
+      const int place = entry + (kMasked ? min(u, left - 1) : u);
+      from[u][q].load(p, side[q], static_cast<u32>(column[u]), place);
+    }
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -269,7 +283,7 @@ __device__ __forceinline__ void store(const Params& p, int row, const Side& side
   const i64 place = i64(row) * p.n + side.column;
   if constexpr (kBackward) finish(p, row, side, more[0], sum);
   if constexpr (kKeep) {
-    store_columns<F32, kVec>(p.bent + place, kVec, more);
+    if (!kEdges || p.bent != nullptr) store_columns<F32, kVec>(p.bent + place, kVec, more);
     store_columns<F32, kVec>(p.plain + place, kVec, sum);
   }
   if (p.bias != nullptr) {
