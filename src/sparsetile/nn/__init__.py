@@ -21,6 +21,7 @@ from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gatv2 import GATv2Conv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
+from sparsetile.nn.gine import GINEConv
 from sparsetile.nn.graph_conv import GraphConv
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
@@ -32,8 +33,8 @@ from sparsetile.nn.swiglu import SparseSwiGLU
 from sparsetile.nn.transformer import TransformerConv
 
 __all__ = [
-    "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GraphConv",
-    "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU", "TransformerConv",
-    "aggregate", "attention_blocks", "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_",
-    "sparse_attention", "sparsify_", "use_sparse_attention_",
+    "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv",
+    "GraphConv", "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
+    "TransformerConv", "aggregate", "attention_blocks", "clear_graph_cache", "densify_",
+    "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_", "use_sparse_attention_",
 ]  # fmt: skip
