@@ -63,18 +63,14 @@ WEIGHTED = (
 # Layers whose messages or aggregation are more than that: PyG's own code must run.
 OWN = {
     "AGNNConv": lambda: pyg.AGNNConv(),
-    "ChebConv": lambda: pyg.ChebConv(WIDTH, 5, K=2),
     "EdgeConv": lambda: pyg.EdgeConv(mlp(2 * WIDTH)),
     "EGConv": lambda: pyg.EGConv(WIDTH, 8, aggregators=["sum", "var"]),
     "FeaStConv": lambda: pyg.FeaStConv(WIDTH, 5),
-    "GATConv": lambda: pyg.GATConv(WIDTH, 5, heads=2),
-    "GATv2Conv": lambda: pyg.GATv2Conv(WIDTH, 5, heads=2),
     "GENConv": lambda: pyg.GENConv(WIDTH, 5),
     "LEConv": lambda: pyg.LEConv(WIDTH, 5),
     "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(WIDTH, 5),
     "SAGEConv-mean-and-max": lambda: pyg.SAGEConv(WIDTH, 5, aggr=["mean", "max"]),
     "SAGEConv-median": lambda: pyg.SAGEConv(WIDTH, 5, aggr="median"),
-    "TransformerConv": lambda: pyg.TransformerConv(WIDTH, 5),
 }
 
 

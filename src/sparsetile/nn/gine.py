@@ -109,7 +109,7 @@ class GINEConv(Module):
         size : (sources, targets), optional
         """
         sources, targets, sizes = pair_of("GINEConv", x, size, self.flow)
-        width = sources.shape[-1] if self.lin is None else self.lin.out_features
+        width = sources.shape[-1] if self.lin is None else self.lin.weight.shape[0]
         arguments.features("GINEConv", "x", sources, width)
         if sources.dim() != 2:
             raise value_error(

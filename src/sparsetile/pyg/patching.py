@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from sparsetile.core.errors import describe
+from sparsetile.pyg.forwards import LAYERS, new_forward
 from sparsetile.pyg.matrix import new_spmm
 from sparsetile.pyg.norms import clear_norms, new_gcn_norm
 from sparsetile.pyg.propagation import new_propagate
@@ -62,9 +63,12 @@ def patch() -> Patch:
       whose ``aggr`` is sum, mean, max or min. It stores nothing of size edges × features. Messages
       follow the layer's ``flow``: from ``edge_index[0]`` to ``edge_index[1]`` with
       ``source_to_target``;
+    - ``forward`` of ``ChebConv``, ``FastRGCNConv``, ``GATConv``, ``GATv2Conv``, ``GINEConv``,
+      ``RGCNConv`` and ``TransformerConv``, with edges: they store nothing of size edges × features
+      either;
     - ``gcn_norm``: its result is cached while ``edge_index`` lives and does not change.
 
-    Everything else still runs in PyG: other layers (GATConv), hooks, explanations, integer
+    Everything else still runs in PyG: other layers (EdgeConv), hooks, explanations, integer
     features, ``torch_sparse.SparseTensor``, and code inside ``torch.compile`` and ``torch.jit``.
 
     Returns
@@ -87,6 +91,11 @@ def patch() -> Patch:
         _exchange(_State.exchanged)
         for kind in _layer_classes(base):
             _wrap(kind, base)
+        for kind in _taken_layers():
+            replaced = cast(Callable[..., Any], vars(kind)["forward"])
+            wrapper = new_forward(replaced, kind, is_patched)
+            setattr(wrapper, _MARK, replaced)
+            kind.forward = wrapper  # type: ignore[attr-defined]
         generate = _State.generate = base._set_jittable_templates
 
         @functools.wraps(generate)
@@ -108,6 +117,10 @@ def unpatch() -> None:
         base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
         _exchange({new: old for old, new in _State.exchanged.items()})
         base._set_jittable_templates = _State.generate
+        for kind in _taken_layers():
+            original = getattr(vars(kind).get("forward"), _MARK, None)
+            if original is not None:
+                kind.forward = original  # type: ignore[attr-defined]
         for kind in _layer_classes(base):
             for name in ("propagate", "_orig_propagate", "_jinja_propagate"):
                 original = getattr(vars(kind).get(name), _MARK, None)
@@ -131,6 +144,12 @@ def _pyg(module: str) -> ModuleType:
             ),
             name=error.name,
         ) from None  # fmt: skip
+
+
+def _taken_layers() -> list[type]:
+    """Return PyG's classes whose ``forward`` is replaced."""
+    layers = _pyg("torch_geometric.nn.conv")
+    return [getattr(layers, name) for name in LAYERS if "forward" in vars(getattr(layers, name))]
 
 
 def _exchange(functions: dict[Callable[..., Any], Callable[..., Any]]) -> None:

@@ -18,9 +18,9 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.pyg.matrix import REDUCES, Edges, takes
 from sparsetile.pyg.wrapping import take_place
 
-__all__ = ["new_propagate"]
+__all__ = ["HOOKS", "new_propagate"]
 
-_HOOKS = tuple(
+HOOKS = tuple(
     f"_{function}_forward{when}_hooks"
     for function in ("propagate", "message", "aggregate", "message_and_aggregate")
     for when in ("_pre", "")
@@ -94,7 +94,7 @@ def _qualifies(layer: Any, base: Any) -> bool:
     kind = type(layer)
     if kind.aggregate is not base.aggregate or layer.decomposed_layers > 1:
         return False
-    if "message" in vars(layer) or any(getattr(layer, name, None) for name in _HOOKS):
+    if "message" in vars(layer) or any(getattr(layer, name, None) for name in HOOKS):
         return False
     # A message of its own is known to be a product only if the layer says how to fuse it.
     return bool(layer.fuse) or (
