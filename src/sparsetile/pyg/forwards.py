@@ -138,7 +138,7 @@ def _takes_call(layer: Any, given: dict[str, Any]) -> bool:
         return False  # PyG's result is float32
     if given.get("edge_attr") is not None and _ignores_features(layer):
         return False
-    left = edges.device.type in matrix._LEFT_TO_PYG and type(edges) is Tensor
+    left = edges.device.type in matrix.LEFT_TO_PYG and type(edges) is Tensor
     return not (left and is_short_lived(edges))
 
 
