@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sparsetile.cache.kept import Kept
+from sparsetile.cache.kept import Kept, note_read, noted_reads
 from tests.locks import waits_for
 
 
@@ -99,3 +99,18 @@ def test_every_look_up_waits_for_a_thread_that_is_at_work(name: str):
     arguments |= {each: [owner] for each in ("of", "notes", "noted")}
     assert waits_for(kept.lock, lambda: getattr(kept, name)(*arguments.get(name, [])))
     assert kept.peek("key") == (None if name in ("drop", "clear") else "value")
+
+
+def test_what_is_read_and_kept_is_noted_with_its_owners():
+    kept, one, other = Kept[str](), Owner(), Owner()
+    kept.keep("before", "a", one)
+    with noted_reads() as outer:
+        kept.get("before")
+        with noted_reads() as inner:
+            kept.peek("before")
+            kept.keep("new", "b", one, other)
+        kept.get("none")
+        note_read(other)
+    kept.get("before")
+    assert inner == [("a", [one]), ("b", [one, other])]
+    assert outer == [("a", [one]), *inner, (None, [other])]

@@ -10,16 +10,38 @@ it. So whoever notices the end does not wait for a lock: it is worked off before
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "note_read", "noted_reads"]
 
 _Value = TypeVar("_Value")
+_Reads: TypeAlias = list[tuple[Any, list[Any]]]
+
+_readers: list[_Reads] = []
+
+
+@contextlib.contextmanager
+def noted_reads() -> Iterator[_Reads]:
+    """Collect (value, its owners) of all that caches return inside, in any thread: a CUDA graph
+    that is captured inside reads the memory of these values at every replay."""
+    found: _Reads = []
+    _readers.append(found)
+    try:
+        yield found
+    finally:
+        _readers[:] = [each for each in _readers if each is not found]
+
+
+def note_read(tensor: Any) -> None:
+    """Tell :func:`noted_reads` that what is returned depends on a tensor that is no owner of it."""
+    for found in tuple(_readers):
+        found.append((None, [tensor]))
 
 
 class _Owner:
@@ -64,12 +86,18 @@ class Kept(Generic[_Value]):
             if found is None:
                 return None
             self._values.move_to_end(key)
+            if _readers:
+                self._note(*found)
             return found[0]
 
     def peek(self, key: Hashable) -> _Value | None:
         """The same without the lock and without a new order; None also if it may have ended."""
         found = self._values.get(key)
-        return None if found is None or self._over else found[0]
+        if found is None or self._over:
+            return None
+        if _readers:
+            self._note(*found)
+        return found[0]
 
     def values(self) -> list[_Value]:
         """All values, the oldest first."""
@@ -87,6 +115,8 @@ class Kept(Generic[_Value]):
             self._values[key] = value, tuple(id(each) for each in owners)
             while self.most is not None and len(self._values) > self.most:
                 self._forget(next(iter(self._values)))
+            if _readers:
+                self._note(value, tuple(id(each) for each in owners))
         return value
 
     def drop(self, key: Hashable) -> None:
@@ -129,6 +159,12 @@ class Kept(Generic[_Value]):
             self._values.clear()
             self._owners.clear()
             self._over.clear()
+
+    def _note(self, value: _Value, owners: tuple[int, ...]) -> None:
+        watched = [self._owners.get(each) for each in owners]
+        known = [each.watch() for each in watched if each is not None]
+        for found in tuple(_readers):
+            found.append((value, known))
 
     def _owner(self, owner: Any) -> _Owner:
         found = self._owners.get(id(owner))

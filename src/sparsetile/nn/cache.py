@@ -32,7 +32,7 @@ from sparsetile.plan.plan import Plan
 
 __all__ = [
     "MAX_GRAPHS", "clear_graph_cache", "find_graph", "find_sampled", "graph_notes",
-    "is_short_lived", "note_loops",
+    "is_short_lived", "note_long_lived", "note_loops",
 ]  # fmt: skip
 
 MAX_GRAPHS = 32
@@ -82,6 +82,11 @@ def note_loops() -> None:
 def graph_notes(owner: object) -> dict[Hashable, Any]:
     """Return what is kept with a caller's edges, until they end or the cache is cleared."""
     return _graphs.notes(owner)
+
+
+def note_long_lived() -> None:
+    """Note that the next graphs will be used often, so that they get plans at once."""
+    _Regime.short_lived = False
 
 
 def clear_graph_cache() -> None:

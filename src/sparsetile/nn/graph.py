@@ -22,6 +22,7 @@ from sparsetile.intake import CSR, current_values
 from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.layers.normalise import WeightMap
 from sparsetile.nn.inputs import Given
+from sparsetile.plan.family import expects_many
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
@@ -256,7 +257,8 @@ class Graph:
 
         ``values_key`` is None for values that depend on the pattern alone: these are computed
         once, for all streams. Values that depend on weights are cached per stream, so that no
-        stream has to wait for another. A CUDA graph computes them at each replay.
+        stream has to wait for another. A CUDA graph computes them at each replay, and so do the
+        steps that prepare its capture, which must build all that it needs.
         """
         device = self.csr.device
         fixed = values_key is None
@@ -266,7 +268,11 @@ class Graph:
             key = name, values_key, current_stream_handle(device_index(device))
         with lock:
             values = self._values.get(key)
-            if capturing(device) and (values is None or not fixed):
+            if (
+                (values is None or not fixed)
+                if capturing(device)
+                else (expects_many() and not fixed)
+            ):
                 return Weights(None, compute())
             if values is None:
                 with torch.inference_mode(False), torch.no_grad():

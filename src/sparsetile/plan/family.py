@@ -39,7 +39,10 @@ from sparsetile.reorder.permutation import positions
 from sparsetile.systems import SYSTEMS, candidates
 from sparsetile.systems.registry import exact_system, unsupported
 
-__all__ = ["FIRST_WIDTH", "MAX_WIDTHS", "Family", "Flat", "Widths", "canonical", "many_products"]
+__all__ = [
+    "FIRST_WIDTH", "MAX_WIDTHS", "Family", "Flat", "Widths", "canonical", "expects_many",
+    "many_products",
+]  # fmt: skip
 
 # The width that is planned for before any is known.
 FIRST_WIDTH = 128
@@ -81,12 +84,17 @@ _expected = threading.local()
 def many_products() -> Iterator[None]:
     """Expect many products of the plans that this thread uses inside: those that would compare all
     systems later do so now, before a CUDA graph fixes what is planned."""
-    before = getattr(_expected, "many", False)
+    before = expects_many()
     _expected.many = True
     try:
         yield
     finally:
         _expected.many = before
+
+
+def expects_many() -> bool:
+    """Whether this thread is inside :func:`many_products`."""
+    return getattr(_expected, "many", False)
 
 
 class Family:
@@ -173,7 +181,7 @@ class Family:
             self.settled(variant)
             return variant
         later.left -= 1
-        if later.left > 0 and not getattr(_expected, "many", False):
+        if later.left > 0 and not expects_many():
             return variant
         self._compare(variant.n)
         return self._get(variant.transposed, variant.dtype, variant.n)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsetile.cache.kept import Kept
+from sparsetile.cache.kept import Kept, note_read
 from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.intake import fingerprint
 from sparsetile.intake.identity import is_trained
@@ -81,6 +81,8 @@ def new_gcn_norm(original: Callable[..., Any], active: Callable[[], bool]) -> Ca
                 _norms.keep(key, norm, edge_index)
             else:
                 weights = norm.weights
+            if edge_weight is not None:
+                note_read(edge_weight)  # a CUDA graph does not normalise it again
             return edge_index if norm.edges is None else norm.edges, weights
 
     return take_place(original, gcn_norm)
