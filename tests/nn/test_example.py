@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsetile.core.epoch import epoch
-from tests.captures import FakeGraph
 from tests.examples import load_example
 from tools import gnn_times
 
@@ -18,18 +16,11 @@ def test_the_example_learns_and_prints_loss_and_accuracy(capsys):
     assert len(lines) == 2 and all("loss" in line and "accuracy" in line for line in lines)
 
 
-def test_the_step_that_is_captured_trains_on_the_host():
-    step = load_example("gcn_cuda_graph").make_step("cpu", nodes=200, edges=2000)
-    losses = [step().item() for _ in range(10)]
+@pytest.mark.parametrize("capture", [False, True])
+def test_the_step_that_is_captured_trains_on_the_host(capture):
+    epoch = load_example("gcn_cuda_graph").make_training("cpu", capture, nodes=200, edges=2000)
+    losses = [epoch().item() for _ in range(10)]
     assert losses[-1] < losses[0]
-
-
-def test_a_replay_announces_that_parameters_were_written(torch_cuda):
-    graph = FakeGraph.put_into(torch_cuda)
-    example = load_example("gcn_cuda_graph")
-    replay, warm = example.capture(example.make_step("cpu", nodes=50, edges=200))
-    replay()
-    assert len(warm) == example.WARM_STEPS and graph.epochs[0] < epoch()
 
 
 def test_a_cuda_graph_without_a_gpu_is_refused(no_gpu):

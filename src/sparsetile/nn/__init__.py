@@ -16,6 +16,7 @@ from __future__ import annotations
 from sparsetile.nn import edge_operators as edge_operators  # registers what is traced
 from sparsetile.nn.attention import attention_blocks, sparse_attention, use_sparse_attention_
 from sparsetile.nn.cache import clear_graph_cache
+from sparsetile.nn.captured import captured
 from sparsetile.nn.cheb import ChebConv
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gatv2 import GATv2Conv
@@ -35,6 +36,7 @@ from sparsetile.nn.transformer import TransformerConv
 __all__ = [
     "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv",
     "GraphConv", "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
-    "TransformerConv", "aggregate", "attention_blocks", "clear_graph_cache", "densify_",
-    "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_", "use_sparse_attention_",
+    "TransformerConv", "aggregate", "attention_blocks", "captured", "clear_graph_cache",
+    "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_",
+    "use_sparse_attention_",
 ]  # fmt: skip
