@@ -212,6 +212,7 @@ class CapturedStep:
     def _capture(self, device: torch.device, side: torch.cuda.Stream, state: TrainingState) -> None:
         before = [(parameter, parameter.grad) for parameter in state.parameters]
         settings, writes = Settings(self._optimizers, state.parameters), state.writes()
+        random = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
         gc.collect()  # autograd nodes of earlier steps belong to other streams
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         failure: Exception | None = None
@@ -231,6 +232,7 @@ class CapturedStep:
                 with contextlib.suppress(RuntimeError):  # not done by all versions
                     torch._C._cuda_endAllocateToPool(device.index, pool)
                     torch._C._cuda_releasePool(device.index, pool)
+                _renew_generator(device, random)
         if failure is not None:
             text = str(failure).strip().split("\n")[0].rstrip(".")
             raise value_error(
@@ -320,6 +322,14 @@ def _waits_are_errors() -> Iterator[None]:
         ) from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def _renew_generator(device: torch.device, numbers: Tensor) -> None:
+    """Give torch's random numbers a state outside of a capture that was broken off."""
+    if device.type == "cuda":
+        fresh = torch.Generator(device)
+        fresh.set_state(numbers)
+        torch.cuda.default_generators[device.index].graphsafe_set_state(fresh)
 
 
 def _memory(tensor: Tensor) -> int:
