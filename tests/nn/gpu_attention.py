@@ -18,7 +18,9 @@ __all__ = [
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Of float64, by the length of the whole difference: rounding of messages and gradients to the type,
 # and what their sums add. Single elements may be far off: rounding turns a leaky ReLU near 0.
-NEAR = {F32: 5e-4, F16: 1e-2, BF16: 8e-2}
+# Gradients of attention's vectors cancel: torch's operations on the CPU are up to 9e-5, 3e-2 and
+# 6e-2 off on the same graph.
+NEAR = {F32: 2e-3, F16: 5e-2, BF16: 1e-1}
 MOST_TURNED = 0.03
 
 
