@@ -89,6 +89,11 @@ SUITES = {
     ),
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
     "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
+    "edges": Suite(
+        tuple(f"tests/nn/test_gpu_{layer}.py" for layer in ("gatv2", "transformer", "gine")),
+        leave_out="stores",
+        kernel="edge_scores",
+    ),
     "bcsr": Suite(
         ("tests/contracts/test_gpu_blocks.py", _SYSTEMS, *_PRIMITIVES),
         ("bcsr",),
@@ -266,7 +271,17 @@ empty ? 0.0f : 1.0f / sum.total => 1.0f / sum.total  # empty rows become NaN
 kMasked && u >= left => kMasked && u > left  # adds an entry of nobody
 lane - step >= start => lane - step >= 0  # adds the heads before
 side.column == max(begin, slab) => side.column == begin  # drops parts of a head
-__ldg(p.order + entry) => entry  # another entry's dropout in the gradients
+gat::multiples(p, number, => gat::multiples(p, entry,  # another entry's dropout in the gradients
+[attention/edge_scores.cu, edges]
+{head, head * p.width + at, => {head, at,  # the first head's columns for all
+vector[v] * gat::leaky(z, slope); => vector[v] * z;  # scores without the bend
+return static_cast<float>(p.slope) * dot; => return dot;  # dot products without their scale
+[attention/edge_rows.cu, edges]
+if (at + u < item.z) add => if (at + u <= item.z) add  # adds the last entry twice
+from.weight * gat::derivative(z, slope) => from.weight  # forgets the slope
+p.order == nullptr ? entry : => true ? entry :  # another entry's weight in the transpose
+[attention/edge_columns.cu, edges]
++= feature * pull[v] => += pull[v]  # forgets the features of edges
 [attention/gat_terms.cu, gat]
 bent - plain * terms.w => bent - plain  # forgets the mean slope
 [attention/gat_vectors.cu, gat]

@@ -26,6 +26,12 @@ __all__ = [
     "sums_in_chunks", "weighted_features",
 ]  # fmt: skip
 
+
+def _eager() -> bool:
+    """Whether nobody traces or transforms the call."""
+    return plain_call() and not torch.jit.is_tracing()
+
+
 # Edges of a chunk: a quarter of the nodes, and no fewer than this.
 LEAST_CHUNK = 2**12
 _REDUCTIONS = {"max": "amax", "min": "amin", "mul": "prod"}
@@ -78,7 +84,7 @@ def features_with_loops(graph: Graph, features: Tensor, fill: Any, by_target: bo
         made = kept.new_full((loops, kept.shape[1]), fill)
     elif isinstance(fill, Tensor):
         made = fill.to(kept.device, kept.dtype).expand(loops, kept.shape[1])
-    elif fill in ("add", "sum", "mean") and not plain_call():
+    elif fill in ("add", "sum", "mean") and not _eager():
         node, count = graph.edges[int(by_target)][: kept.shape[0]], graph.shape[1 - by_target]
         made = kept.new_zeros(count, kept.shape[1]).index_add(0, node, kept)[:loops]
         if fill == "mean":
@@ -142,7 +148,7 @@ def weighted_features(graph: Graph, attention: Tensor, features: Tensor) -> Tens
     The result is [targets, heads, edge_dim]. Both are in the order of ``graph.edges``.
     """
     target, targets = graph.edges[1], graph.shape[0]
-    if not plain_call():
+    if not _eager():
         parts = [
             features.new_zeros(targets, features.shape[1]).index_add(0, target, features * each)
             for each in attention.to(features.dtype).unsqueeze(-1).unbind(1)
@@ -175,7 +181,7 @@ def scores_in_chunks(
         )  # fmt: skip
 
     given = (of_source, of_target, features)
-    again = torch.is_grad_enabled() and plain_call()
+    again = torch.is_grad_enabled() and _eager()
     parts = [
         checkpoint(of_chunk, *given, begin, use_reentrant=False, preserve_rng_state=False)
         if again
@@ -203,7 +209,7 @@ def sums_in_chunks(
         zeros = found.new_zeros(targets, found.shape[1])
         return zeros.index_add(0, target[chosen], found)
 
-    again = torch.is_grad_enabled() and plain_call()
+    again = torch.is_grad_enabled() and _eager()
     out: Tensor | None = None
     for begin in range(0, max(edges, 1), step):
         if again:
@@ -252,7 +258,7 @@ def edge_softmax(graph: Graph, scores: Tensor) -> Tensor:
     Differentiable any number of times.
     """
     target = graph.edges[1]
-    if plain_call():
+    if _eager():
         pointers, order, _ = edges_by_target(graph)
         return _EdgeSoftmax.apply(scores, target, pointers, order)  # type: ignore[no-any-return]
     raised = (scores - _highest(scores, target, graph.shape[0]).index_select(0, target)).exp()
