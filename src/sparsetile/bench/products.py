@@ -23,7 +23,7 @@ from sparsetile.intake import CSR, read_matrix
 from sparsetile.intake.csr import FP8, result_dtype
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
-from sparsetile.tune import floor_seconds
+from sparsetile.tune import KEPT_RUNS, floor_seconds
 
 __all__ = ["Workbench", "prepare", "traffic_bytes"]
 
@@ -182,6 +182,7 @@ def _planned(entry: Mapping[str, Any], operands: Operands, bench: Workbench) -> 
     csr = bench.matrix(entry["path"], entry["weights"], False)
     n, dtype = int(entry["n"]), operands.dtype
     config.setdefault("system", entry["system"])
+    config.setdefault("expected_runs", KEPT_RUNS)
     asked, scratch = config.get("reorder"), entry.get("scratch")
     known = bench.order(asked, scratch) if asked else None
     if known is not None:

@@ -18,8 +18,8 @@ from sparsetile.reorder import REORDERERS
 
 __all__ = [
     "ACTIONS", "DTYPES", "Action", "Data", "Device", "Dtype", "Json", "Matrix", "Reorder",
-    "SystemName", "Tune", "Width", "check_output", "dtype_of", "load_matrix", "resolve_device",
-    "write_output",
+    "Runs", "SystemName", "Tune", "Width", "check_output", "dtype_of", "load_matrix",
+    "resolve_device", "write_output",
 ]  # fmt: skip
 
 # Actions on files that the library stores.
@@ -49,6 +49,12 @@ SystemName = Annotated[
 ]
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto (the GPU if any), cpu, or cuda.")
+]
+Runs = Annotated[
+    int,
+    typer.Option(
+        "--expected-runs", min=0, metavar="N", help="Products that the plan is made for, about."
+    ),
 ]
 Tune = Annotated[
     str, typer.Option("--tune", metavar="HOW", help="Choose the system by model or by measure.")

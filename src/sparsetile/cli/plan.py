@@ -15,6 +15,7 @@ from sparsetile.cli.options import (
     Json,
     Matrix,
     Reorder,
+    Runs,
     SystemName,
     Tune,
     Width,
@@ -26,6 +27,7 @@ from sparsetile.cli.options import (
 from sparsetile.core.checks import one_of
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import REORDERERS
+from sparsetile.tune import KEPT_RUNS
 
 __all__ = ["plan"]
 
@@ -42,6 +44,7 @@ def plan(
     device: Device = "auto",
     reorder: Reorder = "auto",
     tune: Tune = "model",
+    expected_runs: Runs = KEPT_RUNS,
     data: Data = None,
     as_json: Json = False,
 ) -> int:
@@ -60,6 +63,7 @@ def plan(
             system=system,
             reorder=order,
             tune=how,
+            expected_runs=expected_runs,
             device=place,
             timed=True,
         )

@@ -22,6 +22,7 @@ from sparsetile.cli.options import (
     Json,
     Matrices,
     Reorder,
+    Runs,
     SystemName,
     Tune,
     dtype_of,
@@ -34,6 +35,7 @@ from sparsetile.core.timer import measure, time_product
 from sparsetile.intake.csr import CSR
 from sparsetile.plan.plan import Plan
 from sparsetile.reorder import REORDERERS
+from sparsetile.tune import KEPT_RUNS
 
 __all__ = ["run"]
 
@@ -73,7 +75,7 @@ def _product(
         started = time.perf_counter()
         made = sparsetile.plan(
             csr, n, dtype=dtype, system=options["system"], reorder=options["reorder"],
-            tune=options["tune"], device=device,
+            tune=options["tune"], expected_runs=options["expected_runs"], device=device,
         )  # fmt: skip
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -161,6 +163,7 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of random numbers.")] = 0,
     reorder: Reorder = "auto",
     tune: Tune = "model",
+    expected_runs: Runs = KEPT_RUNS,
     weighted: Annotated[
         bool, typer.Option("--weighted", help="Give a matrix without values random ones.")
     ] = False,
@@ -189,6 +192,7 @@ def run(
         "reduce": reduce_name("run", reduce),
         "reorder": one_of("run", "--reorder", reorder, ["auto", *REORDERERS]),
         "tune": one_of("run", "--tune", tune, ["model", "measure"]),
+        "expected_runs": expected_runs,
         "seed": seed,
         "repeats": repeats,
         "tf32": tf32,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsetile.tune.account import Account, choose_quickly
+from sparsetile.tune.account import KEPT_RUNS, Account, choose_quickly
 from sparsetile.tune.choose import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
@@ -16,7 +16,7 @@ from sparsetile.tune.kept import kept_timings
 from sparsetile.tune.orders import choose_order
 
 __all__ = [
-    "EXPECTED_RUNS", "MEASURE_SECONDS", "Account", "Choice", "Floor", "choose_order",
+    "EXPECTED_RUNS", "KEPT_RUNS", "MEASURE_SECONDS", "Account", "Choice", "Floor", "choose_order",
     "choose_quickly", "choose_system", "floor_seconds", "kept_timings", "measure_systems",
     "predict_systems",
 ]  # fmt: skip

@@ -20,8 +20,10 @@ from sparsetile.systems.registry import SYSTEMS, candidates, exact_system
 from sparsetile.tune.choose import EXPECTED_RUNS, Choice, predict_systems
 from sparsetile.tune.orders import HOPE, least_seconds
 
-__all__ = ["Account", "choose_quickly"]
+__all__ = ["KEPT_RUNS", "Account", "choose_quickly"]
 
+# Products that commands and benchmarks plan for: a plan that is timed or saved is kept.
+KEPT_RUNS = 10_000
 # Seconds to compare all systems, and to build another quick system beside the exact one: fixed, and
 # for an entry.
 COMPARE_SECONDS, BESIDE_SECONDS = (16e-3, 3e-9), (0.6e-3, 0.5e-9)
