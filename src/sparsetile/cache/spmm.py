@@ -150,13 +150,15 @@ _values_now = outside_modes(current_values)  # torch.func cannot read a sparse t
 def _planned(A: Any, n: int, dtype: torch.dtype, device: torch.device | None) -> Plan:
     """Return a plan that holds a copy of A's values.
 
-    That of CSR arrays on a GPU reads them in place afterwards: no system that would copy them again
-    for each product pays.
+    That of CSR arrays on a GPU reads them in place afterwards, and the values of any sparse tensor
+    there count as new in each call: no system that would copy or pack them for each product pays.
     """
     # Read here, so that errors about A name spmm.
     csr = as_csr(A, function="spmm", device=device)
     in_place = csr.device.type == "cuda" and (type(A) is CSR or _parts(A) is not None)
-    system = exact_system("cuda").name if in_place else "auto"
+    sparse = isinstance(A, Tensor) and A.layout is not torch.strided
+    each_time = in_place or (sparse and csr.device.type == "cuda")
+    system = exact_system("cuda").name if each_time else "auto"
     made = build_plan(csr, n, dtype=dtype, system=system, in_place=in_place)
     made._family.follow = None  # it would keep A alive
     return made
