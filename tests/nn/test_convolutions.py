@@ -379,3 +379,40 @@ def test_an_edge_index_of_another_size_is_refused():
 
     with pytest.raises(ValueError, match="41 source"):
         RGCN(X, EdgeIndex(EDGES, sparse_size=(NODES + 1, NODES)), TYPES)
+
+
+def test_relations_of_the_same_edges_are_kept_apart_by_how_they_are_reduced():
+    x, edge_index = torch.randn(NODES, WIDTH), directed_graph()
+    kinds = edge_types(edge_index)
+    for aggr in ("mean", "max", "sum", "max", "mean"):
+        mine, theirs = same_weights(pair_of("RGCNConv", WIDTH, 5, RELATIONS, aggr=aggr))
+        found, wanted = mine(x, edge_index, kinds), theirs(x, edge_index, kinds)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_as_many_relations_are_mapped_at_once_as_fit(monkeypatch):
+    layer, x, edge_index = (
+        ours.RGCNConv(WIDTH, 5, RELATIONS),
+        torch.randn(NODES, WIDTH),
+        directed_graph(),
+    )
+    taken: list[int] = []
+    real = rgcn.relation_groups
+
+    def noted(*given: Any) -> Any:
+        taken.append(given[7])
+        return real(*given)
+
+    monkeypatch.setattr(rgcn, "relation_groups", noted)
+    results = []
+    for fits in (1, 2, RELATIONS):
+        monkeypatch.setattr(rgcn, "MOST_MAPPED", fits * NODES * 5 * 4)
+        results.append(layer(x, edge_index, edge_types(edge_index)))
+    assert taken == [1, 2, RELATIONS]
+    for each in results[1:]:
+        torch.testing.assert_close(each, results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_arguments_that_nobody_has_are_refused():
+    with pytest.raises(TypeError, match="RGCNConv: "):
+        ours.RGCNConv(WIDTH, 5, RELATIONS, nodes=3)
