@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, dropout
 import sparsetile as st
 import sparsetile.pyg
 from sparsetile.core.epoch import epoch
-from sparsetile.nn import GCNConv, SAGEConv, captured
+from sparsetile.nn import GCNConv, RGCNConv, SAGEConv, captured, clear_graph_cache
 from sparsetile.nn.training_state import TrainingState
 from tests.captures import RepeatingGraph
 
@@ -221,6 +221,18 @@ def test_a_scaler_starts_from_its_state(graph, monkeypatch):
         found.append((losses(step, optimizer), scaler.state_dict()))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert found[1][1] == found[0][1] and found[0][1]["scale"] == 128.0
+
+
+def test_relations_that_a_replay_would_not_follow_are_refused(graph):
+    layer, x = RGCNConv(WIDTH, CLASSES, 3), torch.randn(NODES, WIDTH)
+    kinds = torch.randint(3, (EDGES.shape[1],))
+    step = captured(lambda x, edges, kinds: layer(x, edges, kinds), x, EDGES, kinds)
+    assert step.inputs[1] is EDGES and step.inputs[2] is kinds and step.inputs[0] is not x
+    clear_graph_cache()
+    torch.testing.assert_close(step(2 * x, EDGES, kinds), layer(2 * x, EDGES, kinds).detach())
+    for at, given in ((1, (x, EDGES.clone(), kinds)), (2, (x, EDGES, kinds.clone()))):
+        with pytest.raises(ValueError, match=rf"inputs\[{at}\] must be the graph that the step"):
+            step(*given)
 
 
 def test_inputs_are_copied_unless_they_are_the_static_ones(graph):

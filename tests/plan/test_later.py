@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ import sparsetile as st
 from sparsetile.plan.family import many_products
 from sparsetile.systems import SYSTEMS
 
+spmm_module = importlib.import_module("sparsetile.cache.spmm")  # a function has its name, too
 # Whole numbers, of which float32 adds exactly.
 FULL = torch.randint(1, 9, (160, 160), generator=torch.Generator().manual_seed(0)).float()
 A = FULL.to_sparse_csr()  # so full that `dense` is predicted to take a third of the time
@@ -161,5 +163,11 @@ def test_without_memory_to_compare_the_plan_stays(monkeypatch: pytest.MonkeyPatc
 
 def test_spmm_promotes_a_matrix_that_comes_again():
     pairs = A.to_sparse_coo()  # CSR arrays on the CPU are multiplied as they are
-    for _ in range(2):
-        torch.testing.assert_close(st.spmm(pairs, B), FULL @ B)
+    st.spmm(pairs, B)
+    ((plan, _),) = spmm_module._entries.get((id(pairs),)).plans.values()
+    assert plan.system == "cpu"
+    plan._family.forward.later.left = 1
+    for factor in (1.0, 2.0):
+        pairs._values().copy_(factor * A.values())
+        torch.testing.assert_close(st.spmm(pairs, B), factor * FULL @ B)
+        assert plan.system == "dense"

@@ -38,10 +38,11 @@ def noted_reads() -> Iterator[_Reads]:
         _readers[:] = [each for each in _readers if each is not found]
 
 
-def note_read(tensor: Any) -> None:
-    """Tell :func:`noted_reads` that what is returned depends on a tensor that is no owner of it."""
+def note_read(tensor: Any, value: Any = None) -> None:
+    """Tell :func:`noted_reads` of a value that depends on a tensor, where no cache of :class:`Kept`
+    returns it with that owner."""
     for found in tuple(_readers):
-        found.append((None, [tensor]))
+        found.append((value, [tensor]))
 
 
 class _Owner:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsetile.cache.kept import note_read
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.nn.cache import find_graph, graph_notes
@@ -56,6 +57,17 @@ def relation_groups(
             f"{tuple(edge_type.shape)} on {edge_type.device}",
             "Give one relation per column of edge_index",
         )  # fmt: skip
+    groups = _groups(layer, edges, owner, edge_type, relations, size, by_target, count, of_rows)
+    for each in (edges, edge_type):  # a CUDA graph follows neither
+        note_read(each, groups)
+    return groups
+
+
+def _groups(
+    layer: str, edges: Tensor, owner: object, edge_type: Tensor, relations: int,
+    size: tuple[int, int], by_target: bool, count: int, of_rows: bool,
+) -> tuple[Group, ...]:  # fmt: skip
+    """Return what is kept with the edges, or make it."""
     key, notes = None, graph_notes(owner)
     if counter_tells(edges) and counter_tells(edge_type):
         parts = (tensor_key(edges), tensor_key(edge_type))

@@ -43,7 +43,7 @@
 // pointers.
 //
 // kParts > 1, for few columns of B: kLanes / kParts lanes cover a row of B, and the group reads
-// kParts entries side by side. Nothing is passed by shuffles but the sums at the end:
+// kParts entries side by side. Shuffles only add the sums at the end:
 //
 //   lane     0 1   2 3   4 5   6 7     kLanes = 8, kParts = 4: two lanes cover a row of B
 //   entry     0     1     2     3      then 4, 5, 6, 7 and so on: kUnroll of a lane in flight
