@@ -72,7 +72,8 @@ u32 multiply_pairs(u32 a, u32 b) {
   return product;
 }
 inline uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
-inline void load_unwaited(const float* from, float& to) { to = *from; }
+inline void load_unwaited(const u32* from, u32& to) { to = *from; }
+inline void load_unwaited(const u16* from, u32& to) { to = *from; }
 template <typename T>
 void store_cs(T* address, T value) {
   *address = value;

@@ -44,11 +44,11 @@ def test_up_to_sixteen_tokens_with_bias_and_relu(unit, dtype, out):
     rows, cols = 6 * unit, 7 * unit
     lists, blocks, dense = weight(rows, cols, unit, dtype)
     layer = few.FewTokens(rows, cols, blocks.shape[0], unit)
-    bias = torch.arange(rows) / 8 - 3
-    for tokens in (1, 5, 16):
+    bias = torch.arange(rows) % 64 / 8 - 3  # exact in every type
+    for tokens, given in ((1, dtype), (5, F32), (16, out)):
         X = torch.randint(-2, 3, (tokens, cols)).to(dtype)
         Y = torch.full((tokens, rows), torch.nan, dtype=out)
-        layer.run(lists, blocks, X, Y, Epilogue(alpha=0.5, row_bias=bias.float(), relu=True))
+        layer.run(lists, blocks, X, Y, Epilogue(alpha=0.5, row_bias=bias.to(given), relu=True))
         wanted = torch.relu(X.double() @ dense.T / 2 + bias)
         assert torch.equal(Y, wanted.to(out))
 

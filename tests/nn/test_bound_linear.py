@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import io
 import threading
 import weakref
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sparsetile as st
 from sparsetile.formats.block_pattern import dense_of_blocks
 from sparsetile.layers import block_layer as bound_module
 from sparsetile.layers.block_layer import BlockLayer
@@ -263,29 +263,37 @@ def test_memory_is_kept_while_its_address_is_compared(host, layer, name):
     part.data = part.clone()
     assert memory() is not None, "new memory could get the same address"
     layer(integers(3, INTO))
+    gc.collect()  # the class of the launch that stands for a GPU's is in a circle with its bias
     assert memory() is None
 
 
 def test_weights_and_bias_that_are_written_to_are_read_again(host, layer):
     x = integers(3, INTO)
     layer(x)
-    before, place = layer._bound, layer._bound.layer._epilogue.row_bias.data_ptr()
+    before = layer._bound
+    assert before.layer._epilogue.row_bias.data_ptr() == layer.bias.data_ptr()
     with torch.no_grad():
         layer.weight.mul_(2)
         assert torch.equal(layer(x), expected(layer, x))
         layer.bias.add_(1)
         assert torch.equal(layer(x), expected(layer, x))
-        layer.bias.add_(1)
-    host.capturing = True  # what a graph does is done when it is replayed
-    for _ in range(2):
-        assert torch.equal(layer(x), expected(layer, x))
-        assert not layer._bound.holds(layer, layer.weight, layer.bias)
-    host.capturing = False
+    layer.bias.data.add_(1)  # torch does not count it
+    host.capturing = True
     assert torch.equal(layer(x), expected(layer, x))
-    assert layer._bound.holds(layer, layer.weight, layer.bias)
-    # CUDA graphs hold the address of the bias's copy.
-    assert layer._bound is before and before.layer._epilogue.row_bias.data_ptr() == place
-    assert host.prepared == 1
+    assert layer._bound is before and host.prepared == 1
+
+
+@pytest.mark.parametrize("bias", [
+    torch.ones(OUT, dtype=torch.float64), torch.ones(2 * OUT, dtype=BF16)[::2],
+])  # fmt: skip
+def test_a_bias_that_kernels_cannot_read_is_copied_in_each_call(host, layer, bias):
+    layer.bias = nn.Parameter(bias)
+    x = integers(3, INTO)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(layer(x), expected(layer, x))
+            layer.bias.add_(1)
+    assert layer._bound is None
 
 
 def fused_optimiser(parameter: nn.Parameter) -> torch.optim.Optimizer:
@@ -308,28 +316,6 @@ def test_a_bias_that_a_fused_optimiser_writes_is_read_again(host, layer, trainin
     with torch.no_grad():
         assert torch.equal(layer(x), expected(layer, x))
     assert host.prepared == 1
-
-
-def test_a_bias_written_through_data_is_read_again_in_training_mode_or_after_changed(host, layer):
-    x = integers(3, INTO)
-    layer(x)
-    layer.bias.data.add_(1)
-    st.changed()
-    assert torch.equal(layer(x), expected(layer, x))
-    layer.train()
-    layer.bias.data.add_(1)
-    assert torch.equal(layer(x), expected(layer, x))
-
-
-def test_a_bias_written_through_data_between_train_and_eval_is_read_again(host, layer):
-    x = integers(3, INTO)
-    layer(x)
-    before = layer._bound
-    layer.train()
-    layer.bias.data.add_(1)
-    layer.eval()
-    assert torch.equal(layer(x), expected(layer, x))
-    assert layer._bound is before and before.holds(layer, layer.weight, layer.bias)
 
 
 def test_a_bias_whose_writes_torch_does_not_count_is_read_in_every_call(host):

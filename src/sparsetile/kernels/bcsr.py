@@ -14,7 +14,7 @@ from sparsetile.jit.params import ParamStruct, i32, i64, pointer, tensor_map
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS as CSR_ELEMENTS
 from sparsetile.kernels.csr import out_dtypes
-from sparsetile.kernels.params import EPILOGUE, POSITIONS
+from sparsetile.kernels.params import EPILOGUE, POSITIONS, ROW_BIAS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -240,7 +240,7 @@ SPMM_BCSR = KernelSpec(
         pointer("c", "Out::Storage*"),
         pointer("work", "const int4*", "longest first: block row, its first block, how many; 0"),
         pointer("block_col_idx", "const int*", "of each block"),
-        pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
+        *ROW_BIAS,
         pointer("spoilt", "i64*", "set to 1 if a sum is not finite; null: not wanted"),
         pointer("queue", "int*", "[2], zeros: items are taken from it; null: in turn"),
         i64("c_stride", "of rows of C; transposed of columns"),

@@ -11,7 +11,7 @@ import torch
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS
-from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, POSITIONS, ROW_BIAS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -105,7 +105,7 @@ LINEAR_FEW = KernelSpec(
         pointer("exponents", "const signed char*", "kEight: of each block; at most 7"),
         pointer("block_row_ptr", "const int*", "[block rows + 1]"),
         pointer("block_col_idx", "const int*", "of each block"),
-        pointer("row_bias", "const float*", "[rows], in the given order; null: none"),
+        *ROW_BIAS,
         pointer("spoilt", "i64*", "set to 1 if a sum is not finite; null: not wanted"),
         i64("x_stride", "of rows of X (b), in elements"),
         i64("c_stride", "of rows of Y (c)"),

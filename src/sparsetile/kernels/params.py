@@ -9,7 +9,8 @@ from __future__ import annotations
 from sparsetile.jit.params import f64, i32, i32_array, i64, pointer
 
 __all__ = [
-    "BUNDLES", "EPILOGUE", "OPERANDS", "PARTIALS", "POSITIONS", "SECTIONS", "STRIDES", "TREE",
+    "BUNDLES", "EPILOGUE", "OPERANDS", "PARTIALS", "POSITIONS", "ROW_BIAS", "SECTIONS", "STRIDES",
+    "TREE",
 ]  # fmt: skip
 
 # Neighbours, so that a prepared launch writes both at once.
@@ -42,6 +43,11 @@ EPILOGUE = (
     i32("epilogue", "0: alpha 1, beta 0, no mean, bias or ReLU"),
     i32("mean"),
     i32("relu"),
+)
+# A bias along C's rows, as it is given (epilogue.cuh).
+ROW_BIAS = (
+    pointer("row_bias", "const void*", "[rows], in the given order; null: none"),
+    i32("row_bias_type", "0: float32, 1: float16, 2: bfloat16"),
 )
 # Partial sums of units of work that were split, one slot each.
 PARTIALS = (pointer("partials", "char*", "[batch][slab][slot]"), i32("slot_count"))

@@ -10,7 +10,7 @@ import torch
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import ELEMENTS, out_dtypes
-from sparsetile.kernels.params import EPILOGUE, OPERANDS
+from sparsetile.kernels.params import EPILOGUE, OPERANDS, ROW_BIAS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
@@ -50,7 +50,7 @@ REPAIR_STRIDED = KernelSpec(
         pointer("flag", "const int*", "0: nothing to do"),
         pointer("columns", "const int*", "of A's entries"),
         pointer("values", "const E::Storage*"),
-        pointer("row_bias", "const float*", "[rows]; null: none"),
+        *ROW_BIAS,
         *OPERANDS,
         i64("b_row_stride", "in elements, as the others"),
         i64("b_column_stride"),

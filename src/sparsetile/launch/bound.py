@@ -170,9 +170,9 @@ class BoundLinear(_Reader):
         ]()
 
     def __call__(self, X: Tensor, bias: Tensor | None, relu: bool) -> Tensor | None:
-        """Return the result; None if X needs copies. ``bias`` [M] is float32 and contiguous."""
+        """Return the result; None if X needs copies. ``bias`` [M]: as kernels read it."""
         pointer = X.data_ptr()
-        key = (kind_of(X, pointer), bias is None, relu)
+        key = (kind_of(X, pointer), bias is None or bias.dtype, relu)
         try:
             found = self._prepared[key]
         except KeyError:

@@ -20,6 +20,30 @@ def epilogue_params(epilogue: Epilogue) -> dict[str, int | float]:
     }  # fmt: skip
 
 
+# Types in which kernels read a bias of C's rows, by the number that stands for each.
+_BIAS_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def readable_bias(bias: Tensor) -> bool:
+    """Whether kernels can read a bias of C's rows as it is."""
+    return bias.dtype in _BIAS_TYPES and bias.is_contiguous() and not bias.is_neg()
+
+
+def readable(bias: Tensor | None) -> Tensor | None:
+    """Return a bias of C's rows that kernels can read: itself if possible."""
+    if bias is None or readable_bias(bias):
+        return bias
+    return bias.to(torch.float32).resolve_neg().contiguous()
+
+
+def row_bias_params(epilogue: Epilogue) -> dict[str, int]:
+    """Return the fields of a kernel's parameters for a bias of C's rows."""
+    bias = epilogue.row_bias
+    if bias is None:
+        return {"row_bias": 0, "row_bias_type": 0}
+    return {"row_bias": bias.data_ptr(), "row_bias_type": _BIAS_TYPES[bias.dtype]}
+
+
 def apply_epilogue(product: Tensor, out: Tensor, indptr: Tensor, epilogue: Epilogue) -> None:
     """Write ``relu(alpha · product [/ row length] + beta · out + bias)`` into ``out``.
 

@@ -17,8 +17,8 @@ Tensors = Mapping[str, Tensor]
 class Epilogue:
     """What happens to a sum before it is stored: alpha, mean, beta, bias, ReLU, in that order.
 
-    ``bias`` is along C's columns. ``row_bias`` [M] (float32) is along its rows; only runners with
-    ``fuses_linear`` are given one.
+    ``bias`` is along C's columns. ``row_bias`` [M] is along its rows, as
+    ``launch.epilogue.readable`` returns it; only runners with ``fuses_linear`` are given one.
     """
 
     alpha: float = 1.0

@@ -32,6 +32,7 @@ from sparsetile.jit.loader import (
 )
 from sparsetile.kernels.bcsr import BLOCK, PRODUCT, STORE_COLUMNS
 from sparsetile.kernels.linear_few import EIGHT_UNIT, FEW_TOKENS
+from sparsetile.launch.epilogue import readable
 from sparsetile.launch.geometry import ACCESS_BYTES, aligned
 from sparsetile.launch.interface import Epilogue
 from sparsetile.launch.kept import KeptLaunches, Kind, kind_of
@@ -156,8 +157,7 @@ class BlockLayer:
             return activate(functional.linear(X, dense, bias), activation)
         if not tokens or not size.rows:
             return activate(X.new_empty((tokens, size.rows)), activation)
-        wide = None if bias is None else bias.to(torch.float32).contiguous()
-        epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
+        epilogue = Epilogue(row_bias=readable(bias), relu=activation == "relu")
         if not blocks.is_contiguous() or blocks.data_ptr() % ACCESS_BYTES:
             blocks = blocks.clone(memory_format=torch.contiguous_format)
         if method == "few":
@@ -203,9 +203,10 @@ class BoundLayer:
     """A layer bound to its tensors, for inference: x [..., columns] -> Y with little host time.
 
     It keeps addresses: it sees what is written into the same memory; other tensors need another
-    object. For 16 bits on a GPU. With ``exponents``, blocks are FP8 with these powers of two as
-    scales, x has type ``dtype``, and only ``few`` reads the blocks directly. ``dense``: whether the
-    caller has a dense copy of the weight if that is predicted to be faster.
+    object. For 16 bits on a GPU, and a bias that kernels read as it is. With ``exponents``, blocks
+    are FP8 with these powers of two as scales, x has type ``dtype``, and only ``few`` reads the
+    blocks directly. ``dense``: whether the caller has a dense copy of the weight if that is
+    predicted to be faster.
     """
 
     def __init__(
@@ -221,18 +222,10 @@ class BoundLayer:
         self._tensors = _runner_tensors(lists, activation, blocks.dtype)
         self._rows, self._cols = layer.size.rows, layer.size.cols
         self._index = blocks.device.index
-        wide = None if bias is None else bias.detach().float().resolve_neg().contiguous()
-        self._epilogue = Epilogue(row_bias=wide, relu=activation == "relu")
+        self._epilogue = Epilogue(row_bias=bias, relu=activation == "relu")
         # By shape, strides and alignment of x: the launch and the sizes of Y, or None.
         self._launches = KeptLaunches[Kind, tuple[Callable[..., None], tuple[int, ...]] | None]()
         self._methods = KeptLaunches[int, str]()
-
-    def renew_bias(self) -> None:
-        """Copy the bias again, in place: CUDA graphs have the address of the copy."""
-        wide = self._epilogue.row_bias
-        if self._bias is not None and wide is not None and wide.data_ptr() != self._bias.data_ptr():
-            with torch.no_grad():
-                wide.copy_(self._bias)
 
     def allow_dense(self, dense: bool) -> None:
         """Set whether the caller has a dense copy of the weight."""

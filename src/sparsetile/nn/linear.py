@@ -535,7 +535,6 @@ class SparseLinear(nn.Module):
         if not any(each is self._dense for each in self._captured):
             self._dense = None
         if self._bound is not None:
-            self._bound.forget_bias()
             self._bound.layer.allow_dense(keeps_dense(self))
         return self
 

@@ -1,9 +1,8 @@
 """Prepared launches for inference of a SparseLinear on a GPU, kept between calls.
 
 A bound layer is valid while the module has the same tensors, at the same addresses, unchanged. Each
-call checks that with a few cheap comparisons. The kernels read the weights in place and a copy of
-the bias. Optimisers that bypass torch's version counter raise the epoch, and in training mode the
-bias is copied at each call.
+call checks that with a few cheap comparisons. The kernels read weights and bias in place: what is
+written into them is read by the next call.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sparsetile.core.epoch import epoch
 from sparsetile.core.streams import settle
 from sparsetile.intake.identity import counter_tells
+from sparsetile.launch.epilogue import readable_bias
 from sparsetile.launch.geometry import ACCESS_BYTES
 from sparsetile.layers import block_linear as operators
 from sparsetile.layers.block_layer import BoundLayer
@@ -72,58 +71,28 @@ class Bound:
         self, layer: BoundLayer, module: Layer, weight: Tensor, bias: Tensor | None
     ) -> None:
         self.layer, self.dtype, self.device = layer, layer.dtype, layer.device
-        self.exponent, self._bias = module.weight_exponent, bias
+        self.exponent = module.weight_exponent
         self.row_ptr, self.col_idx = module.block_row_ptr, module.block_col_idx
         self._place = _place(module, weight, bias)
         # References, so that neither objects nor addresses are reused. The layer has the lists'.
         held = [each for each in (weight, bias, self.exponent) if each is not None]
         self._memory = [*held, *(each.detach() for each in held)]
-        # Whether torch counts all writes to the bias; if not, each call copies it.
-        self._bias_counted = bias is None or counter_tells(bias)
         # Tensors of inference mode have no version counter.
-        self._counts = not any(
-            each is not None and each.is_inference() for each in (self.row_ptr, self.col_idx, bias)
-        )
+        self._counts = not (self.row_ptr.is_inference() or self.col_idx.is_inference())
         self._versions = self._count()
-        self._epoch: int | None = epoch()
 
-    def forget_bias(self) -> None:
-        """Copy the bias again at the next call. Its address stays: CUDA graphs have it."""
-        self._epoch = None
-
-    def _count(self) -> tuple[int, int, int]:
-        """Versions of the two lists (work items were made of them) and of the bias."""
-        bias = 0 if self._bias is None else version_of(self._bias)
-        return version_of(self.row_ptr), version_of(self.col_idx), bias
+    def _count(self) -> tuple[int, int]:
+        """Versions of the two lists: work items were made of them."""
+        return version_of(self.row_ptr), version_of(self.col_idx)
 
     def holds(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the module has the same tensors, at the same addresses, unchanged."""
+        """Whether the module has the same tensors, at the same addresses, with the same lists."""
         if _place(module, weight, bias) != self._place:
-            return False
-        if bias is not None and (
-            module.training or not self._bias_counted or epoch() != self._epoch
-        ):
             return False
         if not self._counts:
             return self._count() == self._versions
-        rows, columns, biases = self._versions
-        return (
-            self.row_ptr._version == rows
-            and self.col_idx._version == columns
-            and (bias is None or bias._version == biases)
-        )
-
-    def renewed(self, module: Layer, weight: Tensor, bias: Tensor | None) -> bool:
-        """Copy the bias again; False if something else has changed, too."""
-        now, when = self._count(), epoch()
-        if now[:2] != self._versions[:2] or _place(module, weight, bias) != self._place:
-            return False
-        self.layer.renew_bias()
-        if not torch.cuda.is_current_stream_capturing():  # the copy happens at replay
-            if self._bias_counted and not module.training:  # else each call copies it
-                settle(self.device)
-            self._versions, self._epoch = now, when
-        return True
+        rows, columns = self._versions
+        return self.row_ptr._version == rows and self.col_idx._version == columns
 
 
 @outside_modes
@@ -140,6 +109,7 @@ def _bind(module: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Boun
         and weight.is_contiguous()
         and weight.data_ptr() % ACCESS_BYTES == 0
         and not weight.is_neg()
+        and (bias is None or readable_bias(bias))
     ):
         return None
     module._ready()
@@ -147,7 +117,7 @@ def _bind(module: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Boun
     assert flat is not None
     layer = BoundLayer(
         operators.block_layer(module._recipe), (flat[0], flat[1], flat[2]), weight.detach(),
-        bias, module.activation, x.dtype, exponent,
+        None if bias is None else bias.detach(), module.activation, x.dtype, exponent,
         dense=keeps_dense(module),
     )  # fmt: skip
     bound = Bound(layer, module, weight, bias)
@@ -167,7 +137,7 @@ def rebound(module: Layer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Bo
             bound is not None
             and x.dtype is bound.dtype
             and x.device == bound.device
-            and bound.renewed(module, weight, bias)
-        ):
+            and bound.holds(module, weight, bias)
+        ):  # another thread has bound it
             return bound
         return _bind(module, x, weight, bias)

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from sparsetile.core.checks import real_number
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.csr import FP8, result_dtype
+from sparsetile.launch.epilogue import readable_bias
 from sparsetile.plan.eager import general_product, operand_values
 from sparsetile.plan.family import Family
 from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, plain_call, transforming
@@ -102,12 +103,11 @@ def _bound(variant: Variant, X: Tensor, bias: Tensor | None, relu: bool) -> Tens
         return None
     tracked = X.requires_grad
     if bias is not None:
-        if type(bias) not in PLAIN_TYPES or bias.shape != variant.shape[:1] or bias.is_neg():
+        if type(bias) not in PLAIN_TYPES or bias.shape != variant.shape[:1]:
             return None
-        if not bias.is_floating_point() or bias.device != variant.device:
+        if not readable_bias(bias) or bias.device != variant.device:
             return None
         tracked = tracked or bias.requires_grad
-        bias = bias.to(torch.float32).contiguous()
     if tracked and torch.is_grad_enabled():
         return None
     return bound(X, bias, relu)

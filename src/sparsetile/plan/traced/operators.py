@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 from sparsetile.core.errors import value_error
 from sparsetile.engines.runner import Runner
 from sparsetile.intake.csr import result_dtype
+from sparsetile.launch.epilogue import readable
 from sparsetile.launch.geometry import reachable
 from sparsetile.launch.interface import Epilogue
 from sparsetile.plan.traced.flat import parsed
@@ -144,11 +145,9 @@ def linear(
             f"{type(flat.forward).__name__}. Call plan.linear, which works with every system."
         )
     Y = X.new_empty((X.shape[0], flat.rows), dtype=out_dtype or result_dtype(X.dtype))
-    if bias is not None:
-        bias = bias.to(torch.float32).contiguous()
     flat.forward.spmm(
         flat.forward_tensors(tensors), _packed_vector(values), flat.packed(packed), X.mT, Y.mT,
-        Epilogue(alpha=alpha, row_bias=bias, relu=relu),
+        Epilogue(alpha=alpha, row_bias=readable(bias), relu=relu),
     )  # fmt: skip
     return Y
 

@@ -25,7 +25,7 @@ from sparsetile.kernels.linear_few import (
     choose_few_tile,
     few_config,
 )
-from sparsetile.launch.epilogue import epilogue_params
+from sparsetile.launch.epilogue import epilogue_params, row_bias_params
 from sparsetile.launch.geometry import aligned
 from sparsetile.launch.interface import Epilogue
 
@@ -82,13 +82,12 @@ class FewTokens:
         c_stride: int, epilogue: Epilogue, silu: bool, spoilt: Tensor | None,
         exponents: Tensor | None,
     ) -> dict[str, int | float]:  # fmt: skip
-        row_bias = epilogue.row_bias
         shared = epilogue_params(epilogue)
         return {
             "b": 0, "c": 0, "blocks": blocks.data_ptr(),
             "exponents": 0 if exponents is None else exponents.data_ptr(),
             "block_row_ptr": lists[0].data_ptr(), "block_col_idx": lists[1].data_ptr(),
-            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            **row_bias_params(epilogue),
             "spoilt": 0 if spoilt is None else spoilt.data_ptr(), "x_stride": X.stride(0),
             "c_stride": c_stride,
             "order": 0 if order is None or not order.numel() else order.data_ptr(),

@@ -55,7 +55,7 @@ from sparsetile.kernels.repair import (
 )
 from sparsetile.kernels.tf32_operand import VECTOR
 from sparsetile.launch.bound import BoundLinear, BoundProduct
-from sparsetile.launch.epilogue import apply_epilogue, epilogue_params
+from sparsetile.launch.epilogue import apply_epilogue, epilogue_params, row_bias_params
 from sparsetile.launch.geometry import ACCESS_BYTES, batch_count, padded_like
 from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 from sparsetile.systems.bcsr.engine import (
@@ -188,13 +188,12 @@ class BCSRRunner(Runner):
         epilogue: Epilogue, spoilt: Tensor | None = None, silu: bool = False,
     ) -> dict[str, int | float]:  # fmt: skip
         """Parameters beside the maps and C's address."""
-        row_bias = epilogue.row_bias
         shared = epilogue_params(epilogue)
         return {
             "work": tensors["work"].data_ptr(),
             "block_col_idx": tensors["block_col_idx"].data_ptr(),
             "order": tensors["order"].data_ptr(), "indptr": tensors["indptr"].data_ptr(),
-            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            **row_bias_params(epilogue),
             "spoilt": 0 if spoilt is None else spoilt.data_ptr(), "queue": 0, "c_stride": c_stride,
             "rows": self.rows, "n": n, "block_rows": self._block_rows, "slabs": tile.slabs(n),
             "together": SLABS_TOGETHER, "silu": silu, "store": store, **shared,
@@ -249,13 +248,12 @@ class BCSRRunner(Runner):
             self._exact.repair(exact, values, B, out, epilogue, spoilt)
             return
         device = B.device.index
-        row_bias = epilogue.row_bias
         params: dict[str, Any] = {
             "flag": spoilt.data_ptr(),
             "columns": exact["columns"].data_ptr(),
             "values": 0 if values is None else values.data_ptr(),
             "indptr": exact["indptr"].data_ptr(),
-            "row_bias": 0 if row_bias is None else row_bias.data_ptr(),
+            **row_bias_params(epilogue),
             "b_row_stride": B.stride(-2), "b_column_stride": B.stride(-1),
             "c_row_stride": out.stride(-2), "c_column_stride": out.stride(-1),
             "rows": self.rows, "n": B.shape[-1],

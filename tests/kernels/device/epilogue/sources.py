@@ -9,7 +9,7 @@ import torch
 
 from sparsetile.jit import KernelSource
 from sparsetile.jit.params import i32, i64, pointer
-from sparsetile.kernels.params import EPILOGUE, POSITIONS
+from sparsetile.kernels.params import EPILOGUE, POSITIONS, ROW_BIAS
 from tests.kernels.device.primitives import BF16, F16, F32, F64, NAMES, primitive
 
 _primitive = partial(primitive, Path(__file__).parent)
@@ -29,7 +29,7 @@ def epilogue(out: torch.dtype, vector: int, count: int, row_bias: bool) -> Kerne
         },
         pointer("sums", "const Acc*", "[positions, n]"),
         pointer("c", "Out::Storage*"),
-        *((pointer("row_bias", "const Acc*"),) if row_bias else ()),
+        *(ROW_BIAS if row_bias else ()),
         i64("c_row_stride"),
         i64("c_batch_stride"),
         *POSITIONS,

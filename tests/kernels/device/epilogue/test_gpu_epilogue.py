@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.device.epilogue import sources
-from tests.kernels.device.primitives import F32, F64, cuda, needs_gpu, run, whole
+from tests.kernels.device.primitives import F16, F32, F64, cuda, needs_gpu, run, whole
 
 ALPHAS = {
     "plain": {},
@@ -43,7 +43,9 @@ def test_the_epilogue_is_applied_and_stored(out_dtype, vector, count, row_bias, 
         "n": n,
     }  # fmt: skip
     if row_bias:
-        values["row_bias"] = cuda(by_row, acc) if "row_bias" in wants else 0
+        bias_type = {F16: 1, F32: 0}[out_dtype]
+        held = cuda(by_row, out_dtype)
+        values |= {"row_bias": held if "row_bias" in wants else 0, "row_bias_type": bias_type}
     # Two positions more than there are: nothing may be stored for them.
     source = sources.epilogue(out_dtype, vector, count, row_bias)
     run(source, (len(order) + 2, 1), -(-n // count), **values)

@@ -22,20 +22,19 @@ __device__ __forceinline__ int position_in(int block_row) {
 // and used after: loaded after, an item of few blocks waited as long as it multiplied (gate_proj at
 // 90 %, 8192 tokens: 245 us plain, 297 with a bias). No code may come between the two loads: even a
 // skipped read of `order` made the second wait for the first (282 us).
-__device__ __forceinline__ void load_row_bias(const Params& p, int position, int from,
-                                              float (&bias)[2]) {
-  bias[0] = bias[1] = 0.0f;
+__device__ __forceinline__ void load_thread_bias(const Params& p, int position, int from,
+                                                 u32 (&bias)[2]) {
+  bias[0] = bias[1] = 0;
   if (p.row_bias == nullptr) return;
   int row[2] = {min(position, p.rows - 1), min(position + 8, p.rows - 1)};  // past the end: unused
   if (p.order != nullptr) row[0] = __ldg(p.order + row[0]), row[1] = __ldg(p.order + row[1]);
-  ptx::load_unwaited(p.row_bias + from + row[0], bias[0]);
-  ptx::load_unwaited(p.row_bias + from + row[1], bias[1]);
+  load_row_biases(p, from + row[0], from + row[1], bias);
 }
 
 // The epilogue if C is not read. Its branches are taken once for all sums: a branch for each of the
 // 64 took longer than the product (gate_proj at 90 %: 239 us plain, 667 with a bias).
 __device__ __forceinline__ void scale_and_add(const Params& p, int position, int first_column,
-                                              const float (&row_bias)[2], float (&sum)[64]) {
+                                              const u32 (&bias_bits)[2], float (&sum)[64]) {
   float scale[2] = {float(p.alpha), float(p.alpha)};
   if (p.mean) {
 #pragma unroll
@@ -45,6 +44,7 @@ __device__ __forceinline__ void scale_and_add(const Params& p, int position, int
     }
   }
   if (p.row_bias != nullptr) {
+    const float row_bias[2] = {row_bias_value(p, bias_bits[0]), row_bias_value(p, bias_bits[1])};
 #pragma unroll
     for (int i = 0; i < 64; ++i) sum[i] = fmaf(sum[i], scale[i / 2 % 2], row_bias[i / 2 % 2]);
   } else {
@@ -71,10 +71,12 @@ __device__ __forceinline__ void scale_and_add(const Params& p, int position, int
 }
 
 // SwiGLU: silu of the gate's sums times those of up, each with its bias first.
-__device__ __forceinline__ void join_halves(const Params& p, const float (&gate_bias)[2],
-                                            const float (&up_bias)[2], const float (&up)[64],
+__device__ __forceinline__ void join_halves(const Params& p, const u32 (&gate_bits)[2],
+                                            const u32 (&up_bits)[2], const float (&up)[64],
                                             float (&sum)[64]) {
   const float alpha = float(p.alpha);
+  const float gate_bias[2] = {row_bias_value(p, gate_bits[0]), row_bias_value(p, gate_bits[1])};
+  const float up_bias[2] = {row_bias_value(p, up_bits[0]), row_bias_value(p, up_bits[1])};
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const float gate = fmaf(sum[i], alpha, gate_bias[i / 2 % 2]);
@@ -218,7 +220,7 @@ __device__ __forceinline__ void store_columns(const Params& p, int position, int
 
 // From sums to stored values.
 __device__ __forceinline__ void finish_sums(const Params& p, int block_row, int first_column,
-                                            const float (&row_bias)[2], float (&sum)[64]) {
+                                            const u32 (&bias_bits)[2], float (&sum)[64]) {
   const int position = position_in(block_row);
   if (p.spoilt != nullptr) {
     FiniteCheck<> check;
@@ -229,7 +231,7 @@ __device__ __forceinline__ void finish_sums(const Params& p, int block_row, int 
   if (p.epilogue) {
     // Also true for minus zero: a comparison of doubles would take as long as the rest.
     if (__double_as_longlong(p.beta) << 1 == 0) {
-      scale_and_add(p, position, first_column, row_bias, sum);
+      scale_and_add(p, position, first_column, bias_bits, sum);
     } else {
       add_to_c(p, position, first_column, sum);
     }

@@ -174,10 +174,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int first = blockIdx.x * kRows, first_row = first % kUnit;
   const int block_row = first / kUnit + warp / kGroup * p.pair_block_rows;
   const int end = __ldg(p.block_row_ptr + block_row + 1);
-  float bias = 0.0f;
+  u32 bias = 0;
   if (p.row_bias != nullptr && threadIdx.x < kParts * kRows) {
     const int row = row_of(p, first + threadIdx.x % kRows);
-    if (row >= 0) ptx::load_unwaited(p.row_bias + row + threadIdx.x / kRows * p.rows, bias);
+    if (row >= 0) load_row_bias(p, row + threadIdx.x / kRows * p.rows, bias);
   }
   float sum[kStrips][kTiles][4] = {};
   for (int at = __ldg(p.block_row_ptr + block_row) + warp % kGroup; at < end;
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  if (threadIdx.x < kParts * kRows) s_bias[threadIdx.x] = bias;
+  if (threadIdx.x < kParts * kRows) s_bias[threadIdx.x] = row_bias_value(p, bias);
   __syncthreads();
   bool finite = true;
   for (int i = threadIdx.x; i < kRows * kTokens; i += kThreads) {

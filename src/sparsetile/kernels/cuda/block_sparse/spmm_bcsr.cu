@@ -367,12 +367,14 @@ __device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
     const Item next = item_at(p, index, 0);
     const int position = position_in(item.block_row);
     const int first_column = item.first_column + consumer * 128;
-    float sum[64], bias[2];
-    load_row_bias(p, position, 0, bias);
+    float sum[64];
+    u32 bias[2];
+    load_thread_bias(p, position, 0, bias);
     if constexpr (kPaired) {
       const Item next_up = item_at(p, index, 1);
-      float up[64], up_bias[2];
-      load_row_bias(p, position, p.rows, up_bias);
+      float up[64];
+      u32 up_bias[2];
+      load_thread_bias(p, position, p.rows, up_bias);
       accumulate(ring, consumer, item.blocks, turn, sum);
       accumulate(ring, consumer, up_item.blocks, turn, up);
       join_halves(p, bias, up_bias, up, sum);
@@ -401,8 +403,8 @@ __device__ __forceinline__ void take_turns(const Params& p, const Ring& ring) {
   const char* b = stage + kBlockBytes + consumer * 2 * kBoxBytes;
   float sum[64];
   clear(sum);
-  float bias[2];
-  load_row_bias(p, position_in(item.block_row), 0, bias);
+  u32 bias[2];
+  load_thread_bias(p, position_in(item.block_row), 0, bias);
   for (int i = 0; i < item.blocks; ++i) {
     const int block = item.first_block + i, row = __ldg(p.block_col_idx + block) * kBlock;
     if constexpr (kEngine) {

@@ -3,7 +3,7 @@
 //   C[row, column] = relu(scale * sum + beta * C[row, column] + bias[column] + row_bias[row])
 //
 // with scale = alpha, divided by the row's entries for a mean. The kernel that owns a row does all
-// of it. Fields: POSITIONS and EPILOGUE of kernels/params.py; row_bias if the struct has it.
+// of it. Fields: POSITIONS and EPILOGUE of kernels/params.py; ROW_BIAS if the struct has them.
 #pragma once
 
 #include "ptx/element.cuh"
@@ -34,6 +34,35 @@ __device__ constexpr bool has_row_bias(long) {
   return false;
 }
 
+// Load the biases of two rows as they are stored, without waiting for them: no code comes between
+// the loads. row_bias_value makes numbers of them.
+template <typename Params>
+__device__ __forceinline__ void load_row_biases(const Params& p, i64 first, i64 second,
+                                                u32 (&bits)[2]) {
+  if (p.row_bias_type == 0) {
+    ptx::load_unwaited(static_cast<const u32*>(p.row_bias) + first, bits[0]);
+    ptx::load_unwaited(static_cast<const u32*>(p.row_bias) + second, bits[1]);
+  } else {
+    ptx::load_unwaited(static_cast<const u16*>(p.row_bias) + first, bits[0]);
+    ptx::load_unwaited(static_cast<const u16*>(p.row_bias) + second, bits[1]);
+  }
+}
+
+template <typename Params>
+__device__ __forceinline__ void load_row_bias(const Params& p, i64 row, u32& bits) {
+  if (p.row_bias_type == 0) {
+    ptx::load_unwaited(static_cast<const u32*>(p.row_bias) + row, bits);
+  } else {
+    ptx::load_unwaited(static_cast<const u16*>(p.row_bias) + row, bits);
+  }
+}
+
+template <typename Params>
+__device__ __forceinline__ float row_bias_value(const Params& p, u32 bits) {
+  if (p.row_bias_type == 0) return __uint_as_float(bits);
+  return p.row_bias_type == 1 ? ptx::f16_to_f32(bits) : __uint_as_float(bits << 16);
+}
+
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
 
 // Terms shared by all columns of a row.
@@ -57,7 +86,11 @@ template <typename Acc, typename Params>
 __device__ __forceinline__ RowTerms<Acc> row_terms(const Params& p, int row) {
   RowTerms<Acc> terms = {row_scale<Acc>(p, row), Acc(0)};
   if constexpr (has_row_bias<Params>(0)) {
-    if (p.row_bias != nullptr) terms.bias = __ldg(p.row_bias + row);
+    if (p.row_bias != nullptr) {
+      u32 bits;
+      load_row_bias(p, row, bits);
+      terms.bias = row_bias_value(p, bits);
+    }
   }
   return terms;
 }

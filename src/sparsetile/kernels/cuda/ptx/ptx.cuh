@@ -154,9 +154,12 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
   return word;
 }
 
-// A load that stays in its place and does not wait there.
-__device__ __forceinline__ void load_unwaited(const float* from, float& to) {
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to) : "l"(from));
+// Loads that stay in their place and do not wait there; the second fills the upper half with zeros.
+__device__ __forceinline__ void load_unwaited(const u32* from, u32& to) {
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to) : "l"(from));
+}
+__device__ __forceinline__ void load_unwaited(const u16* from, u32& to) {
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(to) : "l"(from));
 }
 
 // Two 16-bit numbers times two others, exact down to the smallest ones.
