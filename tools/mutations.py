@@ -112,6 +112,7 @@ SUITES = {
         _SLOW,
         "spmm_bmat",
     ),
+    "won": Suite(("tests/plan/test_gpu_extrema.py",), leave_out="bytes", kernel="spmm_won"),
     "gather": Suite(("tests/launch/test_gather.py",), kernel="gather_rows"),
     "columns": Suite(("tests/launch/test_columns.py",), kernel="epilogue_gradient"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
@@ -148,6 +149,15 @@ if (begin + lane < length) => if (begin + lane + 1 < length)  # misses the last 
 is_wide(value, scale) ? Acc(0) : value * scale => value * scale  # adds wide rows twice
 size >= 1.17549435e-38f => size >= 0.0f  # rounds weights that are subnormal
 value != Acc(0) && !normal => false && !normal  # keeps weights that are infinite
+[rows/row_items.cuh, won]
+winner < 0 ? -1 : winner => winner < 0 ? 0 : winner  # the first entry of empty rows wins
+const i64 first = __ldg(p.indptr + row); => const i64 first = 0;  # entries of A, not places
+[rows/spmm_won.cu, won]
+any || winner[u].element[v] == number[u] => any || winner[u].element[0] == number[u]  # reads less
+if (winner[u].element[v] == number[u]) sum => sum  # adds what others won
+if (p.values != nullptr) entry.weight => if (false) entry.weight  # all weights are 1
+sum.add(other); => sum = other;  # keeps one group's part of a long row
+constexpr int kNoEntry = -2 => constexpr int kNoEntry = -1  # past the end, empty rows have won
 [rows/spmm_half.cu, half]
 using V = F32 => using V = F16  # reads values as float16
 [pack/half_rows.cu, half]

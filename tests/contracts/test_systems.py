@@ -365,7 +365,10 @@ def test_operators_pass_opcheck(system, element, device):
         arguments = (tensors, values, [], B, bias, recipe, "sum", 1.0, relu, None)
         torch.library.opcheck(ops.spmm.default, arguments)
     torch.library.opcheck(ops.sddmm.default, (tensors, G, B, recipe, 0.5))
-    torch.library.opcheck(ops.spmm_extremum.default, (tensors, values, B, recipe, "max", True))
+    extremum = tensors, values, B, recipe, "max", True
+    torch.library.opcheck(ops.spmm_extremum.default, extremum)
+    _, places = ops.spmm_extremum(*extremum)
+    torch.library.opcheck(ops.spmm_won.default, (tensors, values, G, places, recipe))
     plain = (tensors, values.detach(), [], B.detach(), G.detach(), recipe, "sum", 1.0, 0.5)
     torch.library.opcheck(ops.spmm_out.default, plain)
 

@@ -18,6 +18,7 @@ from sparsetile.core.device import H200
 from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.rows import lengths as rows
 from sparsetile.engines.rows import runner as csr_runner
+from sparsetile.engines.rows import won
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import csr as kernel
 from sparsetile.kernels.csr import narrow_tiles, vector_width
@@ -46,7 +47,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, folder: Path, fresh_runners: None) -
         found.append(dict(config))
         return HostKernel(spec, config, folder)
 
-    answer_on_host(monkeypatch, csr_runner, load=load, machine=h200, scratch=unread_scratch)
+    answer_on_host(monkeypatch, csr_runner, won, load=load, machine=h200, scratch=unread_scratch)
     return found
 
 
@@ -167,15 +168,17 @@ def test_extrema_of_a_plan_with_shared_rows():
     csr = csr_of(uneven())
     built = build(csr, 32, F32)
     B = torch.randn(csr.shape[1], 32)
-    out, args = torch.empty(csr.shape[0], 32), torch.empty(csr.shape[0], 32, dtype=torch.int64)
-    runner(built.recipe).extremum(built.tensors, csr.values, B, out, args, True)
+    work = runner(built.recipe)
+    out, args = torch.empty(csr.shape[0], 32), torch.empty(csr.shape[0], 32, dtype=torch.int16)
+    assert work.place_dtype is torch.int16
+    work.extremum(built.tensors, csr.values, B, out, args, True)
     terms = csr.values.unsqueeze(1) * B[csr.indices.long()]
     for row, (begin, end) in enumerate(zip(csr.indptr[:-1], csr.indptr[1:], strict=True)):
         mine = terms[begin:end]
         wanted = mine.max(0) if begin < end else None
         assert torch.equal(out[row], torch.zeros(32) if wanted is None else wanted.values)
         assert torch.equal(args[row], torch.full((32,), -1) if wanted is None
-                           else wanted.indices + begin)  # fmt: skip
+                           else wanted.indices.short())  # fmt: skip
 
 
 def test_sampled_products_of_a_plan_with_shared_rows():
@@ -219,3 +222,35 @@ def test_few_columns_of_a_plan_with_bundles_are_read_side_by_side(loaded, n):
     B = operand(csr, n, F32)
     assert_same(product(built, csr, B), expected(csr, B))
     assert loaded[-1]["kParts"] > 1
+
+
+@pytest.mark.parametrize(
+    "dtype, n, longest",
+    [(F32, 32, 300), (torch.float64, 40, 300), (BF16, 24, 300), (F32, 5, 2**15)],
+)
+def test_gradients_of_an_extremum_go_to_the_rows_that_won(monkeypatch, loaded, dtype, n, longest):
+    """Places have 16 bits if the longest row has fewer than 2^15 entries."""
+    cut_rows(monkeypatch, longer=150, length=128)
+    csr = csr_of(uneven(longest, max(400, longest)), dtype=dtype)
+    order = csr.transpose_order()
+    back = csr.transposed(order)
+    built, turned = build(csr, n, dtype), build(back, n, dtype)
+    work = runner(turned.recipe)
+    place = runner(built.recipe).place_dtype
+    assert place is (torch.int32 if longest == 2**15 else torch.int16)
+    for lead in ((), (2,)) if longest < 2**15 else ((),):
+        C = torch.empty((*lead, csr.shape[0], n), dtype=dtype)
+        args = torch.empty(C.shape, dtype=place)
+        B = torch.randint(-2, 3, (*lead, csr.shape[1], n)).to(dtype)
+        runner(built.recipe).extremum(built.tensors, csr.values, B, C, args, True)
+        empty = args < 0
+        grad = torch.randint(-3, 4, C.shape).to(dtype).masked_fill(empty, torch.nan)
+        out = torch.full(B.shape, torch.nan, dtype=dtype)
+        values = None if csr.values is None else csr.values[order]
+        work.won(turned.tensors, values, grad, args, order.long(), csr.indptr, out)
+        entry = (csr.indptr[:-1, None] + args).masked_fill(empty, 0)
+        won = (grad.double() * csr.values.double()[entry]).masked_fill(empty, 0)
+        wanted = torch.zeros(B.shape, dtype=torch.float64)
+        wanted.scatter_add_(-2, csr.indices.long()[entry], won)
+        assert torch.equal(out, wanted.to(dtype))
+    assert {each["kArgs"] for each in loaded if "kArgs" in each} == {kernel.PLACES[place]}

@@ -10,7 +10,7 @@ import torch
 import sparsetile as st
 from sparsetile.plan.traced import operators as ops
 from sparsetile.plan.traced.flat import FlatPlan
-from sparsetile.plan.traced.gradients import _need_transpose
+from sparsetile.plan.traced.gradients import need_transpose
 from sparsetile.systems.cpu.runner import CPURunner
 from tests.contracts.cases import csr_of, random_matrix
 
@@ -53,7 +53,7 @@ def test_gradients_without_the_transpose_say_what_to_call():
     flat = FlatPlan(plan.flat[1])
     assert not flat.differentiable
     with pytest.raises(RuntimeError) as caught:
-        _need_transpose(flat)
+        need_transpose(flat)
     assert str(caught.value) == (
         "spmm: tensors must hold the planned transpose to compute gradients, got the forward half "
         "only. Call plan.run, which plans the transpose when gradients are needed."

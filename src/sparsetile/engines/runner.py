@@ -106,7 +106,31 @@ class ExactRunner(Runner):
         args: Tensor | None,
         maximum: bool,
     ) -> None:
-        """Write the max or min over each row's entries and, if asked for, which entry it was."""
+        """Write the max or min over each row's entries and, if asked for, in ``args`` the place of
+        the winner in its row: of type ``place_dtype``, -1 in empty rows."""
+
+    @property
+    @abstractmethod
+    def place_dtype(self) -> torch.dtype:
+        """Type of the place of an entry in its row."""
+
+    @abstractmethod
+    def won(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        grad: Tensor,
+        args: Tensor,
+        order: Tensor,
+        indptr: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write the gradient of the transpose's extremum for its operand.
+
+        ``tensors`` and ``values`` are this matrix's. The transpose has row pointers ``indptr`` and
+        the extremum ``args``, and its entry ``order[t]`` (int64) is entry t here. ``grad`` and
+        ``args`` are contiguous, and so is ``out``.
+        """
 
     @abstractmethod
     def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ __all__ = [
     "FULL_LANES",
     "MIXED_ROWS",
     "MMA_ELEMENTS",
+    "PLACES",
     "SDDMM_CSR",
     "SHORT_ROWS",
     "SMALL_BYTES",
@@ -54,6 +55,8 @@ ELEMENTS = {
 # Types of Tensor Cores with sums in float32: float32 is multiplied as TF32, and float64 has no
 # instruction of our tiles' shapes.
 MMA_ELEMENTS = {dtype: ELEMENTS[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+# Types of winners' places in their rows, and their bytes.
+PLACES = {torch.int16: 2, torch.int32: 4}
 # Types for which a bundle's values of a column fit one access.
 BUNDLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
@@ -368,18 +371,18 @@ def spmm_config(
     *,
     out_dtype: torch.dtype | None = None,
     extremum: bool = False,
-    args: bool = False,
+    args: int = 0,
     bundles: bool = False,
     repair: bool = False,
     shape: RowShape = MIXED_ROWS,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_csr.cu``."""
+    """Constants of ``spmm_csr.cu``; ``args`` are bytes of a winner's place, if one is wanted."""
     plain_sum = not (extremum or bundles or repair)
     narrow = tile.parts > 1
     small = shape.small and plain_sum and (narrow or _is_small(dtype, tile))
     shape = replace(shape, small=small)
     in_flight = 4 if bundles else _in_flight(dtype, tile, shape)
-    blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args)
+    blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args > 0)
     partial = SMALL_PARTIAL if small else 4
     return {
         **element_types(dtype, out_dtype),
@@ -472,7 +475,8 @@ def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)
             if tile.times == 1:
-                yield spmm_config(dtype, tile, weighted, extremum=True, args=True)
+                for args in PLACES.values():
+                    yield spmm_config(dtype, tile, weighted, extremum=True, args=args)
             for out in out_dtypes(dtype) if tile.lanes == 32 and tile.times == 1 else ():
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, repair=True)
         for tile, out, shape in itertools.product(

@@ -26,7 +26,7 @@ BUNDLES = (
     pointer("tagged", "const uint4*", "bundles: bits and column of four list elements"),
     pointer("packed", "const E::Storage*", "bundles: kRows values of each list element"),
     pointer("bundle_rows", "const int4*", "bundles: their rows of C, -1 for none"),
-    pointer("args", "i64*", "winning entry of each element of C, -1 if the row is empty"),
+    pointer("args", "i64*", "kArgs: places in its row of the winner of each element of C"),
     i32("minimum", "an extremum is the least, not the greatest"),
 )
 # The row of C at each position of a plan's order. A kernel may own a part of C's rows.

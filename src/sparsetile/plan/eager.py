@@ -84,6 +84,9 @@ def eager_product(
                 and not profiler._is_profiler_enabled
             ):
                 return bound(B)
+        if reduce in ("max", "min"):
+            plain = out is None and alpha == 1.0 and type(alpha) is float
+            return _extremum(family, variant, B, reduce) if plain else None
         if reduce != "sum" and (reduce != "mean" or variant.dtype is FP8):
             return None
         tracked = B.requires_grad
@@ -184,18 +187,22 @@ class _Product(torch.autograd.Function):
         grad, d_bias = _before_epilogue(C, grad, for_bias)
         d_B = None
         if for_B:
-            if version != family.version:
-                raise RuntimeError(
-                    "run: A's values must stay as they are between a product and its gradient, "
-                    "got new ones since. Call backward before update_values, or give values= to "
-                    "each product."
-                )
+            _same_values(family, version)
             if reduce == "mean":
                 scale = family.row_scale(variant)
                 variant.note_stream()
                 grad = gradients.scaled_rows(grad, scale)
             d_B = _gradient_product(family, variant, other, grad, alpha)
         return d_B, d_bias, None
+
+
+def _same_values(family: Family, version: int) -> None:
+    """Raise if A got new values after the product whose gradient is computed."""
+    if version != family.version:
+        raise RuntimeError(
+            "run: A's values must stay as they are between a product and its gradient, got new "
+            "ones since. Call backward before update_values, or give values= to each product."
+        )
 
 
 class _Relu(torch.autograd.Function):
@@ -233,6 +240,41 @@ def _before_epilogue(
     return grad, grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
 
 
+class _Extremum(torch.autograd.Function):
+    """The max or min of each row's products, and its gradient for B: rows of Aᵀ collect what they
+    won. Keeps the winners' places and no operand."""
+
+    @staticmethod
+    def forward(ctx: Any, B: Tensor, call: tuple[Family, Variant, int, Flat, str]) -> Tensor:  # type: ignore[override]
+        ctx.call = call
+        _, variant, _, (tensors, recipe), reduce = call
+        C, args = operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, True)
+        ctx.save_for_backward(args)
+        return C
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        family, variant, version, (tensors, recipe), _ = ctx.call
+        (args,) = ctx.saved_tensors
+        _same_values(family, version)
+        again = torch.is_grad_enabled() and grad.requires_grad
+        won = torch.ops.sparsetile.spmm_won if again else operators.spmm_won
+        return won(tensors, variant.values, grad, args, recipe), None
+
+
+def _extremum(family: Family, variant: Variant, B: Tensor, reduce: str) -> Tensor | None:
+    """Return a max or min of each row's products of a matrix B; None if operators have to."""
+    if variant.dtype is FP8 or profiler._is_profiler_enabled or maybe_wrapped(B):
+        return None
+    tracked = B.requires_grad and torch.is_grad_enabled()
+    tensors, recipe = flat = family.differentiable(variant) if tracked else variant.flat
+    variant.note_stream()
+    if not tracked:
+        return operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, False)[0]
+    call = (family, variant, family.version, flat, reduce)
+    return _apply_extremum(B, call)  # type: ignore[no-any-return]
+
+
 def apply_of(function: Any) -> Any:
     """What Function.apply calls when nothing is left of a transform of torch.func, which it looks
     for in all arguments."""
@@ -240,6 +282,7 @@ def apply_of(function: Any) -> Any:
 
 
 _apply, _apply_relu = apply_of(_Product), apply_of(_Relu)
+_apply_extremum = apply_of(_Extremum)
 
 
 def _gradient_product(

@@ -86,10 +86,10 @@ def test_every_stride_of_out_is_written_and_nothing_beside_it(n: int, beta: floa
 @pytest.mark.parametrize("n", [1, 7, 48])
 def test_extremum_writes_strided_outputs_and_nothing_beside_them(n: int) -> None:
     B = integers(4, n)
-    plain, winners = torch.empty(3, n), torch.empty(3, n, dtype=torch.int64)
+    plain, winners = torch.empty(3, n), torch.empty(3, n, dtype=torch.int32)
     cpu_api.spmm_extremum(INDPTR, INDICES, VALUES, B, plain, winners, True, BOUNDS)
     for view in (lambda x: x[:, 2 : n + 2], lambda x: x[:, : 2 * n : 2]):
-        out, arg = torch.full((3, 120), 7.0), torch.full((3, 120), 7)
+        out, arg = torch.full((3, 120), 7.0), torch.full((3, 120), 7, dtype=torch.int32)
         cpu_api.spmm_extremum(INDPTR, INDICES, VALUES, B, view(out), view(arg), True, BOUNDS)
         assert torch.equal(view(out), plain)
         assert torch.equal(view(arg), winners)
@@ -126,7 +126,7 @@ def test_half_types_scale_and_accumulate_onto_out(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_have_extrema(dtype: torch.dtype) -> None:
     B = integers(4, 19).to(dtype)
-    out, arg = torch.empty(3, 19, dtype=dtype), torch.empty(3, 19, dtype=torch.int64)
+    out, arg = torch.empty(3, 19, dtype=dtype), torch.empty(3, 19, dtype=torch.int32)
     cpu_api.spmm_extremum(INDPTR, INDICES, None, B, out, arg, False, BOUNDS)
     expected = torch.stack([B[[0, 3]].amin(0), torch.zeros(19, dtype=dtype), B[1:].amin(0)])
     assert torch.equal(out, expected)
@@ -169,7 +169,7 @@ for n in (1, 7, 15, 17, 33, 100):
     cpu_api.spmm_sum(indptr, indices, None, B, out, 1.0, 0.0, bounds)
     print(int(out.sum()), end=" ")
     cpu_api.spmm_sum(indptr, indices, None, B.clone(), B[1:], 1.0, 1.0, bounds)
-    cpu_api.spmm_extremum(indptr, indices, None, B, out, out.long(), True, bounds)
+    cpu_api.spmm_extremum(indptr, indices, None, B, out, out.int(), True, bounds)
     grad = torch.empty(2)
     cpu_api.sddmm(indptr, indices, B[1:], B, grad, bounds)
     print(int(grad[1]), end=" ")
@@ -257,7 +257,7 @@ def test_a_wrong_argument_is_named(
 
 def test_the_other_kernels_name_their_own_arguments() -> None:
     B, out = torch.ones(4, 6), torch.ones(3, 6)
-    with pytest.raises(TypeError, match=r"^spmm_extremum: arg must be int64, got float32\."):
+    with pytest.raises(TypeError, match=r"^spmm_extremum: arg must be int32, got float32\."):
         cpu_api.spmm_extremum(INDPTR, INDICES, None, B, out, out, True, BOUNDS)
     with pytest.raises(ValueError, match=r"^sddmm: G must be of shape \[3, 6\], got \[4, 6\]\."):
         cpu_api.sddmm(INDPTR, INDICES, B, B, torch.ones(5), BOUNDS)

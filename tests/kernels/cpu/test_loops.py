@@ -72,7 +72,7 @@ def spmm(
 
 def extremum(A: CSR, B: Tensor, maximum: bool) -> tuple[Tensor, Tensor]:
     out = torch.full((A.shape[0], B.shape[1]), float("nan"), dtype=B.dtype)
-    arg = torch.full(out.shape, -7, dtype=torch.int64)
+    arg = torch.full(out.shape, -7, dtype=torch.int32)
     bounds = row_chunks(A.indptr, 5)
     cpu_api.spmm_extremum(A.indptr, A.indices, A.values, B, out, arg, maximum, bounds)
     return out, arg
@@ -116,7 +116,7 @@ PATTERNS: dict[str, Callable[[], Tensor]] = {
 def reference_extremum(A: CSR, B: Tensor, maximum: bool) -> tuple[Tensor, Tensor]:
     """Entry by entry, in float64: max/min that keeps the first of equals and the first NaN."""
     out = torch.zeros(A.shape[0], B.shape[1], dtype=B.dtype)
-    arg = torch.full(out.shape, -1, dtype=torch.int64)
+    arg = torch.full(out.shape, -1, dtype=torch.int32)
     for i in range(A.shape[0]):
         start, end = int(A.indptr[i]), int(A.indptr[i + 1])
         if start == end:
@@ -131,7 +131,7 @@ def reference_extremum(A: CSR, B: Tensor, maximum: bool) -> tuple[Tensor, Tensor
                 y = column[best]
                 if y == y and (x != x or (x > y if maximum else x < y)):
                     best = e
-            out[i, j], arg[i, j] = column[best], start + best
+            out[i, j], arg[i, j] = column[best], best
     return out, arg
 
 
@@ -284,6 +284,37 @@ def test_extremum_finds_the_first_best_entry(
         assert torch.equal(arg, winners)
 
 
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("pattern", [False, True])
+def test_the_gradient_of_an_extremum_goes_to_the_row_that_won(
+    name: str, dtype: torch.dtype, pattern: bool
+) -> None:
+    A = csr((PATTERNS[name]() * 2).round().to(dtype), pattern)
+    order = A.transpose_order()
+    T = A.transposed(order)
+    values = None if A.values is None else A.values[order]
+    for n in (1, 7, 83):
+        generator = torch.Generator().manual_seed(n)
+        B = torch.randint(-2, 3, (A.shape[1], n), generator=generator).to(dtype)
+        grad = torch.randint(-9, 9, (A.shape[0], n), generator=generator).to(dtype)
+        _, arg = extremum(A, B, True)
+        empty = arg < 0
+        entry = (A.indptr[:-1, None] + arg).masked_fill(empty, 0)
+        expected = torch.zeros_like(B)
+        if A.nnz:
+            weight = 1 if A.values is None else A.values[entry]
+            won = (grad * weight).masked_fill(empty, 0)
+            expected.scatter_add_(0, A.indices.long()[entry], won)
+        grad[empty] = float("nan")  # what no entry won goes nowhere
+        out = torch.full_like(B, float("nan"))
+        cpu_api.spmm_won(
+            T.indptr, T.indices, values, grad, arg, order.long(), A.indptr, out,
+            row_chunks(T.indptr, 5),
+        )  # fmt: skip
+        assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("maximum", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_extremum_lets_the_first_nan_win_and_orders_infinities(
@@ -296,7 +327,7 @@ def test_extremum_lets_the_first_nan_win_and_orders_infinities(
     out, arg = extremum(A, B, maximum)
     winners = [1, 0, 1 if maximum else 2]
     best = [nan, nan, inf if maximum else -inf]
-    assert torch.equal(arg, torch.arange(3)[:, None] * 6 + torch.tensor(winners * 11))
+    assert torch.equal(arg, torch.tensor(winners * 11, dtype=torch.int32).expand(3, 33))
     expected = torch.tensor(best * 11, dtype=dtype).expand(3, 33)
     assert torch.equal(out.nan_to_num(7e7), expected.nan_to_num(7e7))
     torch.testing.assert_close(out[0], B.amax(0) if maximum else B.amin(0), equal_nan=True)
@@ -513,7 +544,7 @@ def test_columns_left_over_are_compared_without_masks(dtype: torch.dtype, maximu
     block, scalar = loops._extremum_rest(maximum), cpu_api._SCALAR[dtype]
     for n in range(1, 64 // dtype.itemsize):
         B = Guarded(torch.randint(-2, 3, (30, n)).to(dtype))
-        C, arg = Guarded(torch.zeros(20, n, dtype=dtype)), Guarded(torch.zeros(20, n).long())
+        C, arg = Guarded(torch.zeros(20, n, dtype=dtype)), Guarded(torch.zeros(20, n).int())
         tensors = (addresses(A), B.address(), C.address(), arg.address())
         block(0, 20, 0, n, (*tensors, scalar(0)))
         expected, winners = reference_extremum(A, B.matrix, maximum)

@@ -99,6 +99,7 @@ def build_rows(request: Request) -> EngineBuild:
         mixed=None if mixed is None else schedule_sizes(mixed),
         elements=0 if bundles is None else bundles.element_count,
         shape=dataclasses.asdict(shape),
+        longest=near.tally.longest,
     )
     return EngineBuild(tensors, choices, timer.seconds, meta)
 

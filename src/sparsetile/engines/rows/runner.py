@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import machine
+from sparsetile.engines.rows.won import WonElements
 from sparsetile.engines.rows.work import Launch, Work
 from sparsetile.engines.runner import ExactRunner
 from sparsetile.formats.bundles import scatter_values
@@ -29,6 +30,7 @@ from sparsetile.kernels.csr import (
     BUNDLE_DTYPES,
     FEW_COLUMNS,
     MIXED_ROWS,
+    PLACES,
     SDDMM_CSR,
     SPMM_CSR,
     THREADS,
@@ -65,6 +67,10 @@ class RowRunner(ExactRunner):
         self.packed_names = () if self._mixed is None else ("values",)
         self._elements = int(meta["elements"])
         self._shape = RowShape(**meta["shape"])
+        # Older files do not say how long the longest row is.
+        short = int(meta.get("longest", self.nnz)) <= torch.iinfo(torch.int16).max
+        self._place_dtype = torch.int16 if short else torch.int32
+        self._won = WonElements(self._plain, self.rows)
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self.attention_launches: dict[tuple[Any, ...], Any] = {}  # used by gat.py
 
@@ -128,7 +134,7 @@ class RowRunner(ExactRunner):
                 weighted,
                 out_dtype=out_dtype,
                 extremum=mode in ("max", "min", "argmax", "argmin"),
-                args=mode in ("argmax", "argmin"),
+                args=PLACES[self._place_dtype] if mode in ("argmax", "argmin") else 0,
                 bundles=bundles,
                 repair=mode == "repair",
                 shape=shape if mode == "sum" else MIXED_ROWS,
@@ -282,6 +288,22 @@ class RowRunner(ExactRunner):
     ) -> None:
         mode = ("" if args is None else "arg") + ("max" if maximum else "min")
         self._run(tensors, values, None, B, out, args, mode, PLAIN)
+
+    @property
+    def place_dtype(self) -> torch.dtype:
+        return self._place_dtype
+
+    def won(
+        self,
+        tensors: Tensors,
+        values: Tensor | None,
+        grad: Tensor,
+        args: Tensor,
+        order: Tensor,
+        indptr: Tensor,
+        out: Tensor,
+    ) -> None:
+        self._won(tensors, values, grad, args, order, indptr, out)
 
     def prepare_launches(
         self,

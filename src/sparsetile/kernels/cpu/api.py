@@ -24,7 +24,7 @@ from sparsetile.kernels.cpu.pool import run_shared
 
 __all__ = [
     "Prepared", "add_products", "arrays_fit", "prepare_product", "product_of_arrays",
-    "sampled_product_of_arrays", "sddmm", "spmm_extremum", "spmm_sum",
+    "sampled_product_of_arrays", "sddmm", "spmm_extremum", "spmm_sum", "spmm_won",
 ]  # fmt: skip
 
 # Work that pays for waking one more thread, in multiply-adds: about 100 us of one core.
@@ -275,25 +275,25 @@ def spmm_extremum(
     maximum: bool,
     bounds: Tensor,
 ) -> None:
-    """Write the largest (or smallest) product of each row to ``out``, its entry to ``arg``.
+    """Write the largest (or smallest) product of each row to ``out``, its place to ``arg``.
 
     Candidates of ``out[i, j]`` are ``A[i, k] * B[k, j]`` over the stored entries of row i. The
     first of equal ones wins; NaN beats everything, the first NaN wins (as ``torch.amax``). ``arg``,
-    int64 with any strides, gets the number of the winning entry in stored order. An empty row gives
-    0 and -1. Other tensors are as in `spmm_sum`.
+    int32 with any strides, gets the winner's place among its row's entries. An empty row gives 0
+    and -1. Other tensors are as in `spmm_sum`.
     """
     _check_matrix("spmm_extremum", indptr, indices, values, bounds)
     _check_dense("spmm_extremum", "B", B, None)
     shape = (indptr.numel() - 1, B.shape[1])
     _check_dense("spmm_extremum", "out", out, B.dtype, shape)
-    _check_dense("spmm_extremum", "arg", arg, torch.int64, shape)
+    _check_dense("spmm_extremum", "arg", arg, torch.int32, shape)
     rows, columns = out.shape
     if rows == 0 or columns == 0:
         return
     dtype = _compute_dtype(B.dtype)
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=False)
-    positions = arg if _in_place(arg, torch.int64) else _staging(arg, torch.int64, copy=False)
+    positions = arg if _in_place(arg, torch.int32) else _staging(arg, torch.int32, copy=False)
     arguments = ((positions.data_ptr(), positions.stride(0)), bool(maximum), _SCALAR[dtype](0))
     owners = (indptr, indices, values, bounds, B, target, positions)
     _launch(_kernels().spmm_extremum, owners, columns, arguments)
@@ -301,6 +301,46 @@ def spmm_extremum(
         out.copy_(target)
     if positions is not arg:
         arg.copy_(positions)
+
+
+def spmm_won(
+    indptr: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    grad: Tensor,
+    arg: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    out: Tensor,
+    bounds: Tensor,
+) -> None:
+    """Write to ``out`` the gradient for B of what `spmm_extremum` wrote.
+
+    ``indptr``, ``indices``, ``values`` and ``bounds`` are those of the transpose, ``order`` (int64)
+    the entry of A that is each of its entries, ``starts`` (int64) A's row pointers, ``arg`` the
+    winners' places and ``grad`` the gradient of the extremum, of its shape.
+    """
+    _check_matrix("spmm_won", indptr, indices, values, bounds)
+    _check_dense("spmm_won", "grad", grad, None)
+    _check_dense("spmm_won", "arg", arg, torch.int32, (grad.shape[0], grad.shape[1]))
+    _check_dense("spmm_won", "out", out, grad.dtype, (indptr.numel() - 1, grad.shape[1]))
+    for name, tensor, size in (
+        ("order", order, indices.numel()),
+        ("starts", starts, len(grad) + 1),
+    ):
+        _check_tensor("spmm_won", name, tensor, (torch.int64,), (size,))
+    if out.numel() == 0:
+        return
+    dtype = _compute_dtype(grad.dtype)
+    grad, values, arg = _readable(grad, dtype), _values(values, dtype), arg.contiguous()
+    order, starts = order.contiguous(), starts.contiguous()
+    target = out if _in_place(out, dtype) else _staging(out, dtype, copy=False)
+    places = (arg.data_ptr(), arg.stride(0))
+    arguments = (order.data_ptr(), starts.data_ptr(), places, _SCALAR[dtype](0))
+    owners = (indptr, indices, values, bounds, grad, target, order, starts, arg)
+    _launch(_kernels().spmm_won, owners, grad.shape[1], arguments)
+    if target is not out:
+        out.copy_(target)
 
 
 def sddmm(

@@ -49,7 +49,7 @@ from sparsetile.kernels.cpu.vector import (
     zeros,
 )
 
-__all__ = ["sddmm", "spmm_extremum", "spmm_sum"]
+__all__ = ["sddmm", "spmm_extremum", "spmm_sum", "spmm_won"]
 
 # Widths of the blocks of C that stay in registers, in units of 64 bytes. With AVX-512 a unit is
 # one of 32 registers: 8 units and two sums take 16. Elsewhere it takes two (AVX2, of 16) or four
@@ -81,7 +81,8 @@ Dense = tuple[int, int]  # matrix, row stride in elements
 Sum = tuple[Sparse, Dense, Dense, Any, Any, bool]  # A, B, C, alpha, beta, whether a mean
 Extremum = tuple[Sparse, Dense, Dense, Dense, Any]  # A, B, C, arg, a scalar of the element type
 
-_COUNT = np.int64(0)  # element type of bounds and arg
+_COUNT = np.int64(0)  # element type of bounds and entry numbers
+_PLACE = np.int32(0)  # of winners' places
 # Cost of a row besides its entries, in entries, if chunks are searched (as in balance.row_chunks).
 ROW_COST = 4
 
@@ -475,7 +476,7 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
         for i in range(row, stop):
             end = _offset(A, i + 1)
             best = zeros(like, units)
-            # Entry numbers count from the row's first, so that they fit 32 bits.
+            # Places count from the row's first entry, so that they fit 32 bits.
             position = splat_position(like, 0, units)
             for e in range(start, end):
                 if units > 2:
@@ -492,7 +493,7 @@ def _extremum_block(units: int, masked: bool, maximum: bool) -> Any:
                     position = keep_where(maximum, entry, best, here, position)
                     best = keep_value(maximum, entry, best)
             store(c, i * ldc + j, best, masked, count)
-            first = start if end > start else -1  # an empty row has no winner
+            first = 0 if end > start else -1  # an empty row has no winner
             address, stride = arg
             store_positions(address, i * stride + j, first, position, masked, count)
             start = end
@@ -572,9 +573,9 @@ def spmm_extremum(
     maximum: bool,
     like: Any,
 ) -> None:
-    """C = max (or min) over each row's products, ``arg`` = the number of the entry that won.
+    """C = max (or min) over each row's products, ``arg`` = the place of the winner in its row.
 
-    ``arg`` is int64; ``like`` is any scalar of the element type.
+    ``arg`` is int32; ``like`` is any scalar of the element type.
     """
     unit, work = lane_count(like, 1), (A, B, C, arg, like)
     while True:
@@ -585,6 +586,44 @@ def spmm_extremum(
             _largest(row, stop, j, end, work)
         else:
             _smallest(row, stop, j, end, work)
+
+
+@_entry_point
+def spmm_won(
+    counter: int,
+    schedule: Schedule,
+    A: Sparse,
+    B: Dense,
+    C: Dense,
+    n: int,
+    order: int,
+    starts: int,
+    arg: Dense,
+    like: Any,
+) -> None:
+    """C[i] = the sum of the elements of B that row i of A, a transpose, won.
+
+    ``order`` and ``starts`` are addresses: the entry of the given matrix that is each entry of A,
+    and the given matrix's row pointers. ``arg`` and B are as the max or min and its gradient.
+    """
+    unit = lane_count(like, 1)
+    size, (b, ldb), (c, ldc), (places, ldp) = UNIT_BYTES // unit, B, C, arg
+    while True:
+        row, stop, j, end = _next_task(counter, schedule, A, n, _PANEL * unit, unit)
+        if row < 0:
+            break
+        for i in range(row, stop):
+            out = c + i * ldc * size
+            for f in range(j, end):
+                put(like, out, f, like * 0)
+            for e in range(_offset(A, i), _offset(A, i + 1)):
+                k = _column(A, e)
+                place = get(_COUNT, order, e) - get(_COUNT, starts, k)
+                weight = get(like, A[2], e) if A[2] != 0 else like * 0 + 1
+                grad, won = b + k * ldb * size, places + k * ldp * 4
+                for f in range(j, end):
+                    if get(_PLACE, won, f) == place:
+                        put(like, out, f, get(like, out, f) + weight * get(like, grad, f))
 
 
 @inlined

@@ -290,16 +290,17 @@ def splat_position(typing: Any, like: Any, position: Any, units: Any) -> Any:
 def store_positions(
     typing: Any, base: Any, offset: Any, first: Any, vector: Any, masked: Any, count: Any
 ) -> Any:
-    """Write ``first + position`` of each lane as int64."""
-    wide = Vector(types.int64, vector.lanes)
+    """Write ``first + position`` of each lane as int32."""
+    narrow = Vector(types.int32, vector.lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = arguments[3]
-        if vector.dtype.bitwidth == 32:
-            value = builder.sext(value, wide.llvm)
-        value = builder.add(value, _splat(builder, arguments[2], wide.llvm))
-        pointer = _pointer(builder, arguments[0], arguments[1], types.int64)
-        _emit_store(builder, wide, value, pointer, masked, arguments[5])
+        if vector.dtype.bitwidth == 64:
+            value = builder.trunc(value, narrow.llvm)
+        first = builder.trunc(arguments[2], _I32)
+        value = builder.add(value, _splat(builder, first, narrow.llvm))
+        pointer = _pointer(builder, arguments[0], arguments[1], types.int32)
+        _emit_store(builder, narrow, value, pointer, masked, arguments[5])
         return context.get_dummy_value()
 
     signature = types.void(types.int64, types.int64, types.int64, vector, masked, types.int64)

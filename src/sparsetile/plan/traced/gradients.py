@@ -15,12 +15,14 @@ from torch import Tensor
 from sparsetile.plan.traced.flat import FlatPlan, parsed
 
 __all__ = [
-    "extremum_backward", "extremum_context", "gradient_product", "mean_gradient", "relu_gradient",
-    "row_scale", "scaled_rows", "sddmm_backward", "sddmm_context", "spmm_backward", "spmm_context",
+    "extremum_backward", "extremum_context", "gradient_product", "mean_gradient", "need_transpose",
+    "relu_gradient", "row_scale", "scaled_rows", "sddmm_backward", "sddmm_context",
+    "spmm_backward", "spmm_context", "winning_entries", "won_backward", "won_context",
 ]  # fmt: skip
 
 
-def _need_transpose(flat: FlatPlan) -> None:
+def need_transpose(flat: FlatPlan) -> None:
+    """Raise unless the transpose was planned."""
     if not flat.differentiable:
         raise RuntimeError(
             "spmm: tensors must hold the planned transpose to compute gradients, got the forward "
@@ -59,7 +61,7 @@ def gradient_product(
 ) -> Tensor:
     """Return alpha · Aᵀ·grad through the operator, which torch can differentiate again."""
     flat = parsed(recipe)
-    _need_transpose(flat)
+    need_transpose(flat)
     return torch.ops.sparsetile.spmm(
         flat.mirror(tensors), reordered(values, tensors[flat.size]), [], grad, None,
         flat.mirrored, "sum", alpha, False, None,
@@ -81,7 +83,7 @@ def spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     tensors, B = list(saved[: ctx.count]), saved[ctx.count]
     values = saved[ctx.count + 1] if ctx.weighted else None
     flat = parsed(ctx.recipe)
-    _need_transpose(flat)
+    need_transpose(flat)
     if ctx.relu:
         grad = relu_gradient(saved[-1], grad)
     d_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
@@ -108,7 +110,7 @@ def sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The gradients of ``sddmm`` for G and B."""
     *tensors, G, B = ctx.saved_tensors
     flat = parsed(ctx.recipe)
-    _need_transpose(flat)
+    need_transpose(flat)
     d_G = d_B = None
     if ctx.needs_input_grad[1]:
         d_G = torch.ops.sparsetile.spmm(
@@ -125,11 +127,14 @@ def sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def extremum_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what :func:`extremum_backward` reads."""
     tensors, values, B, ctx.recipe, _, ctx.winners = inputs
-    ctx.weighted = values is not None
     ctx.mark_non_differentiable(output[1])
-    columns = parsed(ctx.recipe).exact_tensors(tensors)["columns"]
-    ctx.count = len(tensors)
-    ctx.save_for_backward(columns, output[1], B, *([values] if ctx.weighted else []))
+    ctx.count, ctx.weighted = len(tensors), values is not None
+    ctx.save_for_backward(*tensors, output[1], B, *([values] if ctx.weighted else []))
+
+
+def winning_entries(indptr: Tensor, args: Tensor) -> Tensor:
+    """Return the entry of A at each place in its row, [..., M, N]; the first where it is -1."""
+    return torch.where(args < 0, 0, indptr[:-1].unsqueeze(-1) + args)
 
 
 def _add_at(size: int, index: Tensor, source: Tensor) -> Tensor:
@@ -142,31 +147,65 @@ def _add_at(size: int, index: Tensor, source: Tensor) -> Tensor:
 
 def extremum_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     """The gradients of ``spmm_extremum`` for A's values and B."""
-    columns, args, B, *rest = ctx.saved_tensors
-    values = rest[0] if rest else None
+    saved = ctx.saved_tensors
+    tensors, (args, B, *rest) = list(saved[: ctx.count]), saved[ctx.count :]
+    values = rest[0] if ctx.weighted else None
     if not ctx.winners:
         raise RuntimeError(
             "spmm_extremum: winners must be True to compute gradients, got False. Call plan.run, "
             "which asks for them when gradients are needed."
         )
     d_values = d_B = None
-    if columns.numel() == 0:
-        d_B = torch.zeros_like(B) if ctx.needs_input_grad[2] else None
-        d_values = torch.zeros_like(values) if values is not None else None
-        return [None] * ctx.count, d_values, d_B, None, None, None
-    entry = args.clamp(min=0)
-    # An empty row has no winner: neither its gradient nor the entry it points at may count.
-    empty, nothing = args < 0, torch.zeros_like(grad)
-    grad = torch.where(empty, nothing, grad)
-    winner = columns.to(torch.int64)[entry]  # row of B behind each element of C
-    rows, width = B.shape[-2:]
-    batches = B.shape[:-2].numel()
     if ctx.needs_input_grad[2]:
-        weighted = grad if values is None else grad * torch.where(empty, nothing, values[entry])
-        batch = torch.arange(batches, device=B.device).reshape(*B.shape[:-2], 1, 1)
-        place = (batch * rows + winner) * width + torch.arange(width, device=B.device)
-        d_B = _add_at(batches * rows * width, place, weighted).reshape(B.shape)
+        d_B = torch.ops.sparsetile.spmm_won(tensors, values, grad, args, ctx.recipe)
     if values is not None and ctx.needs_input_grad[1]:
-        products = grad * torch.where(empty, nothing, torch.gather(B, -2, winner))
-        d_values = _add_at(values.numel(), entry, products)
+        d_values = _sums_of_winners(tensors, args, grad, B, ctx.recipe)
     return [None] * ctx.count, d_values, d_B, None, None, None
+
+
+def won_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what :func:`won_backward` reads."""
+    tensors, values, grad, args, ctx.recipe = inputs
+    ctx.count, ctx.weighted = len(tensors), values is not None
+    ctx.save_for_backward(*tensors, args, grad, *([values] if ctx.weighted else []))
+
+
+def won_backward(ctx: Any, H: Tensor) -> tuple[Any, ...]:
+    """The gradients of ``spmm_won`` for A's values and the gradient that it takes."""
+    saved = ctx.saved_tensors
+    tensors, (args, grad, *rest) = list(saved[: ctx.count]), saved[ctx.count :]
+    values = rest[0] if ctx.weighted else None
+    d_values = d_grad = None
+    if ctx.needs_input_grad[2]:
+        weights, moved, _ = _of_winners(tensors, args, H, values, ctx.recipe)
+        d_grad = moved if weights is None else moved * weights
+    if values is not None and ctx.needs_input_grad[1]:
+        d_values = _sums_of_winners(tensors, args, grad, H, ctx.recipe)
+    return [None] * ctx.count, d_values, d_grad, None, None
+
+
+def _of_winners(
+    tensors: Sequence[Tensor], args: Tensor, B: Tensor, values: Tensor | None, recipe: str
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the weight and the element of B that each element of C has won, 0 in empty rows, and
+    the entry."""
+    columns = parsed(recipe).exact_tensors(tensors)["columns"]
+    empty, entry = args < 0, winning_entries(tensors[0], args)
+    nothing = torch.zeros(args.shape, dtype=B.dtype, device=B.device)
+    if columns.numel() == 0:
+        return None, nothing, entry
+    moved = torch.gather(B, -2, columns.to(torch.int64)[entry])
+    weights = None if values is None else torch.where(empty, nothing, values[entry])
+    return weights, torch.where(empty, nothing, moved), entry
+
+
+def _sums_of_winners(
+    tensors: Sequence[Tensor], args: Tensor, grad: Tensor, B: Tensor, recipe: str
+) -> Tensor:
+    """Return the sum of grad · B over the elements that each entry of A won."""
+    if parsed(recipe).nnz == 0:
+        return grad.new_empty(0)
+    _, moved, entry = _of_winners(tensors, args, B, None, recipe)
+    # An empty row has no winner: neither its gradient nor the entry it points at may count.
+    products = torch.where(args < 0, torch.zeros_like(grad), grad) * moved
+    return _add_at(parsed(recipe).nnz, entry, products)

@@ -1,4 +1,4 @@
-"""torch operators over flat tensors: spmm, spmm_out, linear, spmm_extremum, sddmm.
+"""torch operators over flat tensors: spmm, spmm_out, linear, spmm_extremum, spmm_won, sddmm.
 
 An operator sees nothing but tensors, numbers and a recipe text, so torch can trace, export and
 differentiate it. ``tensors`` is the flat form of a plan (``flat.py``). ``packed`` are the runner's
@@ -26,10 +26,14 @@ from sparsetile.plan.traced.flat import parsed
 from sparsetile.plan.traced.gradients import (
     extremum_backward,
     extremum_context,
+    need_transpose,
     sddmm_backward,
     sddmm_context,
     spmm_backward,
     spmm_context,
+    winning_entries,
+    won_backward,
+    won_context,
 )
 
 __all__ = ["product", "refuse_tangents", "row_major", "winners"]
@@ -50,6 +54,9 @@ _LIB.define(
 _LIB.define(
     "spmm_extremum(Tensor[] tensors, Tensor? values, Tensor B, str recipe, str reduce, "
     "bool winners) -> (Tensor, Tensor)"
+)
+_LIB.define(
+    "spmm_won(Tensor[] tensors, Tensor? values, Tensor grad, Tensor args, str recipe) -> Tensor"
 )
 _LIB.define("sddmm(Tensor[] tensors, Tensor G, Tensor B, str recipe, float alpha) -> Tensor")
 
@@ -156,7 +163,7 @@ def spmm_extremum(
     tensors: Sequence[Tensor], values: Tensor | None, B: Tensor, recipe: str, reduce: str,
     winners: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return max or min over each row's entries, and the entry that won (-1 on empty rows).
+    """Return max or min over each row's entries, and the winner's place in the row (-1: none).
 
     Gradients need the winners; without ``winners`` the second result is empty, and cheaper.
     """
@@ -164,12 +171,29 @@ def spmm_extremum(
     flat = parsed(recipe)
     shape = (*B.shape[:-2], flat.rows, B.shape[-1])
     out = B.new_empty(shape)
-    args = torch.empty(shape if winners else (0,), dtype=torch.int64, device=B.device)
+    args = B.new_empty(shape if winners else (0,), dtype=flat.exact.place_dtype)
     flat.exact.extremum(
         flat.exact_tensors(tensors), _packed_vector(values), row_major(B), out,
         args if winners else None, reduce == "max",
     )  # fmt: skip
     return out, args
+
+
+def spmm_won(
+    tensors: Sequence[Tensor], values: Tensor | None, grad: Tensor, args: Tensor, recipe: str
+) -> Tensor:  # fmt: skip
+    """Return the gradient of ``spmm_extremum`` for B, by Aᵀ; ``args`` are the winners' places."""
+    refuse_tangents(grad, values)
+    flat = parsed(recipe)
+    need_transpose(flat)
+    back, order = parsed(flat.mirrored), tensors[flat.size]
+    out = grad.new_empty((*grad.shape[:-2], flat.cols, grad.shape[-1]))
+    back.exact.won(
+        back.exact_tensors(flat.mirror(tensors)),
+        None if values is None else values.detach().index_select(0, order),
+        grad.detach().resolve_neg().contiguous(), args.contiguous(), order, tensors[0], out,
+    )  # fmt: skip
+    return out
 
 
 def sddmm(tensors: Sequence[Tensor], G: Tensor, B: Tensor, recipe: str, alpha: float) -> Tensor:
@@ -214,13 +238,13 @@ def winners(
     _, args = torch.ops.sparsetile.spmm_extremum(tensors, values, batched, recipe, reduce, True)
     args = args.reshape(*B.shape[:-2], *args.shape[-2:])
     columns = parsed(recipe).exact_tensors(tensors)["columns"]
-    entry = args.clamp(min=0)
+    entry = winning_entries(tensors[0], args)
     return entry, columns.to(torch.int64)[entry] if columns.numel() else None, args < 0
 
 
 for _name, _kernel in (
     ("spmm", spmm), ("spmm_out", spmm_out), ("linear", linear), ("spmm_extremum", spmm_extremum),
-    ("sddmm", sddmm),
+    ("spmm_won", spmm_won), ("sddmm", sddmm),
 ):  # fmt: skip
     for _key in ("CPU", "CUDA"):
         _LIB.impl(_name, _kernel, _key)
@@ -246,7 +270,13 @@ def _(tensors, values, packed, X, bias, recipe, alpha, relu, out_dtype):  # type
 @torch.library.register_fake("sparsetile::spmm_extremum", lib=_LIB)
 def _(tensors, values, B, recipe, reduce, winners):  # type: ignore[no-untyped-def]
     shape = (*B.shape[:-2], parsed(recipe).rows, B.shape[-1])
-    return B.new_empty(shape), B.new_empty(shape if winners else (0,), dtype=torch.int64)
+    places = parsed(recipe).exact.place_dtype
+    return B.new_empty(shape), B.new_empty(shape if winners else (0,), dtype=places)
+
+
+@torch.library.register_fake("sparsetile::spmm_won", lib=_LIB)
+def _(tensors, values, grad, args, recipe):  # type: ignore[no-untyped-def]
+    return grad.new_empty((*grad.shape[:-2], parsed(recipe).cols, grad.shape[-1]))
 
 
 @torch.library.register_fake("sparsetile::sddmm", lib=_LIB)
@@ -269,6 +299,11 @@ def _(tensors, second, B, recipe, *_, out_shape=None, **__):  # type: ignore[no-
     return _flops(recipe, B)
 
 
+@register_flop_formula(torch.ops.sparsetile.spmm_won)
+def _(tensors, values, grad, args, recipe, *, out_shape=None, **__):  # type: ignore[no-untyped-def]
+    return 2 * math.prod(grad)  # each element is added once
+
+
 def _flops(recipe: str, shape: Sequence[int]) -> int:
     """A multiplication and an addition for each entry of A and column of B, batch by batch."""
     return 2 * parsed(recipe).nnz * shape[-1] * math.prod(shape[:-2])
@@ -277,6 +312,7 @@ def _flops(recipe: str, shape: Sequence[int]) -> int:
 for _name, _backward, _context in (
     ("spmm", spmm_backward, spmm_context),
     ("spmm_extremum", extremum_backward, extremum_context),
+    ("spmm_won", won_backward, won_context),
     ("sddmm", sddmm_backward, sddmm_context),
 ):
     torch.library.register_autograd(

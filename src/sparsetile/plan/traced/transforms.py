@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.plan.traced.flat import parsed
-from sparsetile.plan.traced.gradients import mean_gradient, relu_gradient
+from sparsetile.plan.traced.gradients import mean_gradient, relu_gradient, winning_entries
 
 __all__ = ["each_of_batch", "refuse_in_transform", "transformed_product"]
 
@@ -204,7 +204,7 @@ class _Entries(torch.autograd.Function):
 
 
 class _Winners(torch.autograd.Function):
-    """The entry that wins each element of a max or min, -1 in empty rows. Not differentiable."""
+    """The winner's place in its row of each element of a max or min. Not differentiable."""
 
     @staticmethod
     def forward(values: Tensor | None, B: Tensor, plan: _Frozen, reduce: str) -> Tensor:  # type: ignore[override]
@@ -254,7 +254,7 @@ def _extremum(values: Tensor | None, B: Tensor, plan: _Frozen, reduce: str, alph
     columns = plan.columns.to(torch.int64)
     if columns.numel() == 0:
         return nothing.to(dtype) + 0 * B.sum()
-    entry = args.clamp(min=0)
+    entry = winning_entries(plan.tensors[0], args)
     # Indexed as one vector: the gradient of that is added up in a fixed order.
     (rows, width), count = B.shape[-2:], B.shape[:-2].numel()
     batch = torch.arange(count, device=B.device).reshape(*B.shape[:-2], 1, 1)

@@ -76,9 +76,23 @@ class CPURunner(ExactRunner):
 
         indptr, columns, bounds = _rows(tensors)
         if args is None:
-            args = torch.empty(out.shape, dtype=torch.int64)
+            args = torch.empty(out.shape, dtype=self.place_dtype)
         for b, c, arg in zip(_batches(B), _batches(out), _batches(args), strict=True):
             api.spmm_extremum(indptr, columns, values, b, c, arg, maximum, bounds)
+
+    @property
+    def place_dtype(self) -> torch.dtype:
+        return torch.int32
+
+    def won(
+        self, tensors: Tensors, values: Tensor | None, grad: Tensor, args: Tensor, order: Tensor,
+        indptr: Tensor, out: Tensor,
+    ) -> None:  # fmt: skip
+        from sparsetile.kernels.cpu import api
+
+        own, columns, bounds = _rows(tensors)
+        for g, arg, c in zip(_batches(grad), _batches(args), _batches(out), strict=True):
+            api.spmm_won(own, columns, values, g, arg, order, indptr, c, bounds)
 
     def sddmm(self, tensors: Tensors, G: Tensor, B: Tensor) -> Tensor:
         from sparsetile.kernels.cpu import api

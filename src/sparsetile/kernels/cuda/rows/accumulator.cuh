@@ -23,7 +23,7 @@ struct Winners<false> {
 };
 
 template <int R>
-struct Accumulator : Winners<kArgs> {
+struct Accumulator : Winners<(kArgs > 0)> {
   Acc sum[R][kTimes][kVec];  // an extremum's sign is flipped for a minimum
 
   // `first`: the entry that wins if all are equally small; -1 for none.

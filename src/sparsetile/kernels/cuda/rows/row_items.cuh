@@ -639,13 +639,28 @@ __device__ __forceinline__ void store_row(const Params& p, int row, int column, 
   store_columns<Out, kVec>(c, kVec, sum);
 }
 
-// The winning entries; args has the layout of C.
+// The winning entries' places in the row, -1 for none, of kArgs bytes; args has the layout of C.
 template <int R>
 __device__ __forceinline__ void store_args(const Params& p, int row, int column,
                                            const Accumulator<R>& acc, int q) {
-  i64* args = p.args + blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride + column;
+  using Place = typename WordOf<kArgs>::Type;
+  constexpr int kPart = kVec * kArgs < 16 ? kVec : 16 / kArgs;
+  using Word = typename WordOf<kPart * kArgs>::Type;
+  const i64 at = blockIdx.z * p.c_batch_stride + i64(row) * p.c_row_stride + column;
+  const i64 first = __ldg(p.indptr + row);
 #pragma unroll
-  for (int v = 0; v < kVec; ++v) args[v] = acc.winner(q, v);
+  for (int i = 0; i < kVec; i += kPart) {
+    union {
+      Place place[kPart];
+      Word word;
+    };
+#pragma unroll
+    for (int v = 0; v < kPart; ++v) {
+      const int winner = acc.winner(q, i + v);
+      place[v] = static_cast<Place>(winner < 0 ? -1 : winner - static_cast<int>(first));
+    }
+    *reinterpret_cast<Word*>(reinterpret_cast<Place*>(p.args) + at + i) = word;
+  }
 }
 
 // Store a group's result for its item: add cut pieces first, then one row or a bundle's.
