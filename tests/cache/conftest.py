@@ -10,25 +10,13 @@ from torch import Tensor
 
 from sparsetile.cache import arrays, fresh, operators
 from sparsetile.launch import faults
-from tests.host import answer_on_host, h200
+from tests.host import OnGPU, answer_on_host, h200
 
 
 @pytest.fixture
 def planned_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan CSR arrays on the CPU as those of other devices."""
     monkeypatch.setattr(arrays, "UNPLANNED_ON_CPU", False)
-
-
-class OnGPU(Tensor):
-    """A tensor in the host's memory that says it is on a GPU. What torch makes of it is plain."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
-
-    def detach(self) -> OnGPU:
-        return super().detach().as_subclass(OnGPU)
 
 
 class SparseOnGPU:
