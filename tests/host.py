@@ -24,6 +24,18 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+class OnGPU(Tensor):
+    """A tensor in the host's memory that says it is on a GPU. What torch makes of it is plain."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+
+    def detach(self) -> OnGPU:
+        return super().detach().as_subclass(OnGPU)
+
+
 def unread_scratch(
     device: Any, stream: int, size: int, counters: int, owner: int = 0
 ) -> tuple[Tensor, Tensor]:

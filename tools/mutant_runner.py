@@ -28,6 +28,8 @@ import pytest
 # Imported before the first fork. Each is slow to import and does not initialise CUDA.
 PRELOAD = ("torch", "numpy", "scipy.sparse", "sparsetile")
 POLL_SECONDS = 0.05
+# Jobs that run when the time of all is over have this long to end.
+LAST_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -198,22 +200,25 @@ def _fork(job: AnyJob, run: Run) -> _Running:
     return _Running(job, pid, begun)
 
 
-def run_jobs(jobs: Sequence[AnyJob], parallel: int, run: Run) -> None:
+def run_jobs(jobs: Sequence[AnyJob], parallel: int, run: Run, until: float = float("inf")) -> None:
     """Run jobs in their order, ``parallel`` at a time; say on stderr when one has ended.
 
     Each runs in a fork of this process; what ``run`` returns goes to ``result.json`` of its folder.
+    None starts after ``until``, in seconds since the epoch, and those that run then are stopped
+    ``LAST_SECONDS`` later.
     """
     waiting, running = list(jobs), list[_Running]()
     try:
-        while waiting or running:
-            while waiting and len(running) < parallel:
+        while running or (waiting and time.time() < until):
+            while waiting and len(running) < parallel and time.time() < until:
                 running.append(_fork(waiting.pop(0), run))
             time.sleep(POLL_SECONDS)
             for each in list(running):
                 pid, status = os.waitpid(each.pid, os.WNOHANG)
                 stopped = ""
                 if pid == 0:
-                    stopped = each.overdue()
+                    over = time.time() > until + LAST_SECONDS
+                    stopped = each.overdue() or ("time" if over else "")
                     if not stopped:
                         continue
                     status = each.kill()
@@ -230,11 +235,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutant_runner")
     parser.add_argument("jobs", type=Path)
     parser.add_argument("--parallel", type=int, default=6)
+    parser.add_argument("--until", type=float, default=float("inf"), help="seconds since the epoch")
     asked = parser.parse_args(list(arguments))
     jobs = [Job(**fields) for fields in json.loads(asked.jobs.read_text())]
     for name in PRELOAD:
         importlib.import_module(name)
-    run_jobs(jobs, asked.parallel, _run)
+    run_jobs(jobs, asked.parallel, _run, asked.until)
     return 0
 
 

@@ -196,6 +196,21 @@ def counting(record: Mapping[str, Any], tests: GpuTests) -> dict[str, str]:
     }
 
 
+def passed_files(path: Path, facts: Mapping[str, Any]) -> set[str]:
+    """Return the files of tests that all passed or were skipped, in a record of today's code and
+    of a machine with these facts; empty for any other record."""
+    record, _ = read_proof(path, SCHEMA, "")
+    if record.get("schema") != SCHEMA or any(record.get(name) != facts[name] for name in facts):
+        return set()
+    if changed_parts(record):
+        return set()
+    found: dict[str, set[str]] = {}
+    for files in record["tests"].values():
+        for file, outcomes in files.items():
+            found.setdefault(file, set()).update(outcomes)
+    return {file for file, seen in found.items() if "passed" in seen <= {"passed", "skipped"}}
+
+
 def _grouped(outcomes: Mapping[str, str], tests: GpuTests) -> dict[str, Any]:
     """Return outcomes in the form of a record: by systems, file and outcome."""
     found: dict[str, Any] = {}

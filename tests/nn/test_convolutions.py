@@ -411,6 +411,11 @@ def test_as_many_relations_are_mapped_at_once_as_fit(monkeypatch):
     assert taken == [1, 2, RELATIONS]
     for each in results[1:]:
         torch.testing.assert_close(each, results[0], rtol=1e-4, atol=1e-5)
+    # Only features of sources are mapped, however many targets there are.
+    pair, few = (torch.randn(NODES, WIDTH), torch.randn(3 * NODES, WIDTH)), edge_index[:, :20]
+    monkeypatch.setattr(rgcn, "MOST_MAPPED", 2 * NODES * 5 * 4)
+    ours.RGCNConv((WIDTH, WIDTH), 5, RELATIONS)(pair, few, edge_types(few))
+    assert taken[-1] == 2
 
 
 def test_arguments_that_nobody_has_are_refused():

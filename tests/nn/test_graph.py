@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparsetile.nn import GATConv, GCNConv, GINConv, SAGEConv, cache, clear_graph_cache
 from sparsetile.nn import graph as graphs
+from sparsetile.plan.family import many_products
 from tests.nn.cases import FLOWS, NODES, PAIRS, WIDTH, directed_graph, weights_of
 
 
@@ -223,3 +226,26 @@ def test_attention_stores_nothing_of_edges_times_features():
     with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
         layer(x, edge_index).sum().backward()
     assert seen and max(seen) <= 3 * edges
+
+
+@pytest.mark.parametrize("captures", [False, True])
+@pytest.mark.parametrize("key, times", [(None, 0), ("of weights", 3)])
+def test_what_replays_computes_values_of_weights_each_time(monkeypatch, key, times, captures):
+    """So do the runs that prepare a capture. Values of the pattern alone are computed once."""
+    edges = directed_graph()
+    SAGEConv(WIDTH, 4)(torch.randn(NODES, WIDTH), edges)
+    (entry,) = cache._graphs.values()
+    computed: list[Tensor] = []
+
+    def compute() -> Tensor:
+        computed.append(torch.ones(entry.graph.csr.nnz))
+        return computed[-1]
+
+    entry.graph.keep_values("values", key, compute)
+    monkeypatch.setattr(graphs, "capturing", lambda device: captures)
+    with contextlib.nullcontext() if captures else many_products():
+        for _ in range(3):
+            found = entry.graph.keep_values("values", key, compute)
+    assert len(computed) == 1 + times and found.values is computed[-1]
+    monkeypatch.undo()
+    assert entry.graph.keep_values("values", key, compute).values is computed[0]

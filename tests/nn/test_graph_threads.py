@@ -48,6 +48,12 @@ def test_one_plan_of_rows_for_attention(graph: Graph, monkeypatch):
     assert one is other is not None and slow.calls == 1
 
 
+def test_tensors_of_a_pattern_are_made_once(graph: Graph):
+    slow = Slow(lambda: (torch.ones(graph.csr.nnz),))
+    one, other = at_once(lambda: graph.derived("ones", slow))
+    assert one is other is not None and slow.calls == 1
+
+
 def test_values_of_a_name_are_computed_once(graph: Graph):
     slow = Slow(lambda: torch.ones(graph.csr.nnz))
     one, other = at_once(lambda: graph.keep_values("ones", None, slow).values)

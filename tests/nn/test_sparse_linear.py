@@ -374,6 +374,18 @@ def test_a_pattern_in_new_memory_is_noticed(mode):
             layer.block_row_ptr.data = torch.tensor([0, number // 2 % 2, 1], dtype=torch.int32)
 
 
+@pytest.mark.parametrize("name", ["block_row_ptr", "block_col_idx"])
+def test_another_tensor_of_the_same_memory_is_noticed(name):
+    """torch does not count what is written to an array of NumPy's."""
+    layer = SparseLinear(128, 128, torch.tensor([[1, 0], [0, 0]]))
+    memory = getattr(layer, name).numpy().copy()
+    setattr(layer, name, torch.from_numpy(memory))
+    check_with_gradients(layer)
+    memory[:] = [0, 0, 1] if name == "block_row_ptr" else [1]
+    setattr(layer, name, torch.from_numpy(memory))
+    check_with_gradients(layer)
+
+
 def test_the_pattern_s_memory_is_kept_while_its_address_is_compared():
     layer, x = layer_of(), torch.randn(3, 192)
     layer(x)

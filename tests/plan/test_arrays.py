@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -32,6 +36,38 @@ def test_any_strides_and_read_only_arrays_are_taken() -> None:
     for each in (B[::2, ::2], B[::-2, :3], np.asfortranarray(B[:25]), fixed):
         np.testing.assert_allclose(plan @ each, A @ each)
     assert not fixed.flags.writeable
+
+
+class CupyArray:
+    """As much of cupy's arrays as operands need, in the host's memory."""
+
+    __module__ = "cupy"
+    __array_ufunc__ = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+    @property
+    def T(self) -> CupyArray:
+        return CupyArray(self.tensor.mT)
+
+
+def test_products_of_cupy_arrays_are_cupy_arrays(monkeypatch) -> None:
+    A, B = matrix("float64"), np.random.default_rng(1).normal(size=(25, 3))
+    cupy = SimpleNamespace(from_dlpack=CupyArray)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    C = st.plan(A, 3) @ CupyArray(torch.from_numpy(B))
+    assert type(C) is CupyArray
+    np.testing.assert_allclose(C.tensor, A @ B)
+    C = CupyArray(torch.from_numpy(B.T)) @ st.plan(A, 3).T
+    assert type(C) is CupyArray
+    np.testing.assert_allclose(C.tensor, (A @ B).T)
 
 
 def test_an_array_times_a_plan_is_the_product_with_the_transpose() -> None:

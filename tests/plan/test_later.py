@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import sparsetile as st
+from sparsetile.plan import family
 from sparsetile.plan.family import many_products
 from sparsetile.systems import SYSTEMS
+from tests.locks import at_once, slowed
 
 spmm_module = importlib.import_module("sparsetile.cache.spmm")  # a function has its name, too
 # Whole numbers, of which float32 adds exactly.
@@ -119,6 +121,13 @@ def test_threads_meet_the_change():
     for thread in threads:
         thread.join()
     assert not failed and plan.system == "dense"
+
+
+def test_threads_that_ask_together_compare_once(monkeypatch, calls_of):
+    plan, compared = planned(99), calls_of(family, "build_compared")
+    slowed(monkeypatch, family.Family, "settled")  # by which another thread sees that one compares
+    at_once(plan._family.compared)
+    assert len(compared) == 1 and plan.system == "dense"
 
 
 def test_who_compiles_gets_the_best_system():

@@ -130,6 +130,31 @@ def test_an_order_of_the_caller_s_own_is_taken(dtype):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"reorder": "rcm", "tune": "measure"},
+        {"reorder": "identity", "keep": "inference"},
+        {"system": "cpu"},
+        {"tune": "none"},
+    ],
+)
+def test_no_other_order_is_looked_for_where_one_is_given_or_the_system_is(options, calls_of):
+    looked = calls_of(planner, "order_that_pays")
+    made(**options)
+    assert not looked
+    made(tune="measure")
+    assert len(looked) == 1
+
+
+def test_a_plan_that_starts_quickly_looks_for_no_order(monkeypatch, calls_of):
+    monkeypatch.setattr(type(SYSTEMS["cpu"]), "quick_on", ("cpu",))
+    looked = calls_of(planner, "order_that_pays")
+    assert made().info["account"] and not looked
+    made(expected_runs=10**9)
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize(
     "order",
     [
         torch.arange(29),

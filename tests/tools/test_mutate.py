@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.mutate import (
-    LEAST,
-    RECORD_NAME,
-    apply,
-    check_mutations,
-    collect,
-    compile_mutant,
-    kernels_with,
-    main,
-    outcome_of,
-)
+from tools.mutate import LEAST, RECORD_NAME, check_mutations, collect, main, outcome_of
 from tools.mutations import MUTATIONS, SUITES, Mutation, Suite
 from tools.record import ROOT
 
-from sparsetile.jit.source import DEVICE_TREE, device_tree_digest
-from sparsetile.kernels import KERNELS
+from sparsetile.jit.source import device_tree_digest
 from tests.today import digests_of_today
 from tests.tools.sanitizer import FACTS
 from tools import mutate as module
@@ -97,10 +87,10 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
     started: list[tuple[int, int]] = []
     real = module.start_jobs
 
-    def start(jobs: Any, folder: Path, parallel: int) -> Any:
+    def start(jobs: Any, folder: Path, parallel: int, until: float) -> Any:
         started.append((len(jobs), parallel))
         if len(started) == 1:
-            return real(jobs, folder, parallel)
+            return real(jobs, folder, parallel, until)
         return [{"exit": 1, "passed": 1, "test": "a", "error": "AssertionError", "seconds": 1.0}]
 
     monkeypatch.setattr(module, "start_jobs", start)
@@ -127,11 +117,19 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
 
 @pytest.fixture
 def answered(monkeypatch):
-    """The runner answers with these results: first the suite's, then the mutations'."""
+    """The runner answers with these results: first the suite's, then the mutations'. The names of
+    the jobs that it gets are returned."""
 
-    def prepare(*results: dict[str, Any]) -> None:
-        held = [{"seconds": 1.0, **result} for result in results]
-        monkeypatch.setattr(module, "start_jobs", lambda jobs, folder, parallel: held[: len(jobs)])
+    def prepare(*results: dict[str, Any]) -> list[str]:
+        left = [{"seconds": 1.0, **result} for result in results]
+        names: list[str] = []
+
+        def start(jobs: Any, folder: Path, parallel: int, until: float) -> Any:
+            names.extend(job.name for job in jobs)
+            return [left.pop(0) if left else {"seconds": 1.0, **PASSED} for _ in jobs]
+
+        monkeypatch.setattr(module, "start_jobs", start)
+        return names
 
     return prepare
 
@@ -143,7 +141,7 @@ FAILED = {"exit": 1, "passed": 0, "test": "a", "error": "AssertionError", "text"
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("result", [FAILED, {"exit": 5, "passed": 0}, {"exit": 0, "passed": 0}])
 def test_a_suite_that_does_not_pass_without_a_mutation_is_an_error(answered, result):
-    answered(result, FAILED)
+    answered(result, FAILED, result)
     with pytest.raises(RuntimeError, match="suite fake must pass on the sources as they are"):
         collect([mutant("FAIL")], parallel=2)
 
@@ -171,6 +169,7 @@ def test_code_that_changes_meanwhile_is_noticed(answered, digests):
         ({"exit": 0, "passed": 0}, "unfinished"),  # everything was skipped
         ({"test": "a", "stopped": "test", "signal": -9}, "hung"),
         ({"test": "a", "stopped": "job", "signal": -9}, "unfinished"),
+        ({"test": "a", "stopped": "time", "signal": -9}, "not run"),
         ({"test": "a", "stopped": "", "signal": -11}, "crashed"),
     ],
 )
@@ -178,83 +177,151 @@ def test_what_a_result_means(result: dict[str, Any], outcome: str):
     assert outcome_of(result) == outcome
 
 
+# -- Runs that are cut short, and what need not run
+
+RUN_TWO = """
+import json, sys, time
+from pathlib import Path
+from tools import mutant_runner
+
+def run(job):
+    time.sleep(float(job.name))
+    return {"exit": 0, "passed": 1}
+
+mutant_runner.LAST_SECONDS = 1.0
+jobs = []
+for name in ("0", "1.2", "60", "0"):
+    folder = Path(sys.argv[1]) / str(len(jobs))
+    folder.mkdir()
+    jobs.append(mutant_runner.AnyJob(name, ".", [], str(folder), 90, 90))
+mutant_runner.run_jobs(jobs, 2, run, time.time() + 0.6)
+found = [Path(job.folder) / "result.json" for job in jobs]
+print(json.dumps([json.loads(path.read_text()) if path.is_file() else None for path in found]))
+"""
+
+
+def test_after_the_time_no_job_starts_and_those_that_run_have_a_little_longer(tmp_path: Path):
+    command = [sys.executable, "-c", RUN_TWO, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=50)
+    quick, late, cut, never = json.loads(ended.stdout)
+    assert outcome_of(quick) == outcome_of(late) == "survived"
+    assert outcome_of(cut) == "not run" and cut["seconds"] < 10
+    assert never is None
+
+
+@pytest.mark.usefixtures("fake")
+def test_where_no_time_is_left_a_run_says_what_it_did_not_do(capsys):
+    record = collect([mutant("FAIL"), mutant("NOTHING")], parallel=2, seconds=0.0)
+    assert record["counts"] == {"not run": 2} and record["suites"] == {}
+    assert module.suites_not_run(record) == "fake"
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_second_try_ends_with_the_time_too(monkeypatch):
+    memory = {**FAILED, "text": "out of memory", "seconds": 1.0}
+    begun: list[float] = []
+
+    def start(jobs: Any, folder: Path, parallel: int, until: float) -> Any:
+        begun.append(until)
+        return [{"seconds": 1.0, **PASSED}, memory] if len(begun) == 1 else [module.NOT_RUN]
+
+    monkeypatch.setattr(module, "start_jobs", start)
+    record = collect([mutant("FAIL")], parallel=2, seconds=300.0)
+    assert record["counts"] == {"not run": 1} and record["suites"]["fake"]["passed"] == 5
+    assert begun[0] == begun[1] < time.time() + 300
+
+
+@pytest.fixture
+def earlier(answered, tmp_path: Path, constants) -> tuple[Path, list[Mutation]]:
+    """A record of three mutations, of which tests noticed one; the second did not run."""
+    chosen = [mutant(word) for word in ("FAIL", "HANG", "NOTHING")]
+    constants(module, MUTATIONS=chosen)
+    answered(PASSED, FAILED, {"stopped": "time"}, PASSED)
+    path = tmp_path / RECORD_NAME
+    path.write_text(json.dumps(collect(chosen, parallel=2)))
+    return path, chosen
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_rest_of_a_record_runs_and_both_are_recorded(answered, earlier):
+    path, chosen = earlier
+    started = answered(FAILED, FAILED)
+    record = collect(chosen, parallel=2, rest=path)
+    assert started == [f"0 {chosen[1].name}", f"1 {chosen[2].name}"], "the suite passed before"
+    assert record["counts"] == {"failed": 3} and record["kept"] == 1
+    assert record["suites"] == {"fake": {"passed": 5, "seconds": 1.0}}
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_suite_that_did_not_run_is_run_for_mutations_that_are_kept(answered, earlier):
+    path, chosen = earlier
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suites": {}}))
+    started = answered(PASSED)
+    record = collect(chosen[:1], parallel=2, rest=path)
+    assert started == ["suite fake"] and record["counts"] == {"failed": 1}
+    assert module.suites_not_run(record) == ""
+
+
+@pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    "changes",
     [
-        ({"before": "no such fragment"}, "exactly once, got 0 times"),
-        ({"before": "int"}, "exactly once, got"),
-        ({"file": "ptx/nothing.cuh"}, "in ptx/nothing.cuh exactly once, got 0 times"),
-        ({"after": "#pragma once  // a comment"}, "must be code, got a comment or white space"),
+        {"parts": {"shared": "of other code"}},
+        {"gpu": {"name": "NVIDIA B200", "slug": "b200"}},
+        {"schema": 1},
     ],
 )
-def test_a_fragment_that_is_not_there_once_or_no_code_is_refused(tmp_path, changes, text):
-    with pytest.raises(ValueError) as caught:
-        apply(replace(mutant("FAIL"), **changes), tmp_path / "tree")
-    assert text in str(caught.value) and "tools/mutations.py" in str(caught.value)
+def test_nothing_is_kept_of_other_code_or_another_gpu(answered, earlier, changes):
+    path, chosen = earlier
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    started = answered(PASSED, FAILED, FAILED, FAILED)
+    assert collect(chosen, parallel=2, rest=path)["kept"] == 0
+    assert len(started) == 4
 
 
-def files_of(tree: Path) -> set[str]:
-    """Files of a device tree by their paths in it."""
-    return {path.relative_to(tree).as_posix() for path in tree.rglob("*.cu*")}
+@pytest.mark.usefixtures("fake")
+def test_a_mutation_that_is_another_now_is_not_kept(answered, earlier, constants):
+    path, chosen = earlier
+    chosen = [replace(chosen[0], breaks="something else"), *chosen[1:]]
+    constants(module, MUTATIONS=chosen)
+    answered(FAILED, FAILED, FAILED)
+    record = collect(chosen, parallel=2, rest=path)
+    assert record["kept"] == 0 and len(record["mutations"]) == 3
 
 
-def test_only_the_named_file_of_the_copy_differs(tmp_path: Path):
-    tree = apply(mutant("FAIL"), tmp_path / "tree")
-    names = files_of(DEVICE_TREE)
-    assert files_of(tree) == names
-    differing = {
-        name for name in names if (tree / name).read_bytes() != (DEVICE_TREE / name).read_bytes()
-    }
-    assert differing == {FILE}
+def verified(test: str, *outcomes: str, **changes: Any) -> dict[str, Any]:
+    """A record of ``sparsetile verify`` of today with these outcomes of a file's tests."""
+    tests = {"csr": {test: {outcome: ["test_a[csr]"] for outcome in outcomes}}}
+    body = {"schema": 3, "date": "today", **FACTS, "parts": digests_of_today(), "tests": tests}
+    return {**body, **changes}
 
 
-def test_kernels_are_found_through_their_includes():
-    assert kernels_with("rows/spmm_csr.cu") == ["spmm_csr"]
-    assert set(kernels_with("rows/row_items.cuh")) == {
-        "spmm_csr", "spmm_direct", "spmm_rstile", "spmm_brp", "spmm_half",
-    }  # fmt: skip
-    assert set(kernels_with(FILE)) == set(KERNELS)
-    assert set(kernels_with("mma/wgmma.cuh")) < set(KERNELS)
-
-
-# -- The mutations themselves
-
-
-def test_there_are_enough_mutations_and_each_is_another():
-    assert len(MUTATIONS) >= LEAST
-    assert min(Counter(each.suite for each in MUTATIONS).values()) >= 3
-    assert len({(each.file, each.before, each.after) for each in MUTATIONS}) == len(MUTATIONS)
-
-
-def test_every_file_of_device_code_has_a_mutation():
-    assert {each.file for each in MUTATIONS} == files_of(DEVICE_TREE)
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
-def test_each_mutation_applies_to_today_s_sources(mutation: Mutation):
-    module.mutated(mutation)
-    assert mutation.suite in SUITES and mutation.breaks
-    assert "\n" not in mutation.before, "short and local"
-
-
-@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
-def test_the_files_of_each_suite_exist(suite: Suite):
-    assert suite.tests
-    for name in suite.tests:
-        assert (ROOT / name.partition("::")[0]).is_file(), name
-
-
-def test_a_sample_of_the_mutants_compiles_and_differs():
-    """Another one each time; ``python -m tools.mutate --compile`` does so for all."""
-    for mutation in random.SystemRandom().sample(MUTATIONS, 1):
-        assert compile_mutant(mutation), mutation.name
-
-
-def test_a_mutant_that_changes_nothing_is_found():
-    include = '#include "mma/mma.cuh"'
-    unused = f"{include}\nstruct Unused {{}};"
-    mutation = Mutation("pack/tf32_operand.cu", include, unused, "nothing", "bcsr")
-    assert compile_mutant(mutation) == ""
+@pytest.mark.parametrize(
+    ("outcomes", "changes", "proven"),
+    [
+        (("passed", "skipped"), {}, True),
+        (("skipped",), {}, False),
+        (("passed", "failed"), {}, False),
+        (("passed", "xpassed"), {}, False),
+        (("passed",), {"parts": {}}, False),
+        (("passed",), {"driver": "1.0"}, False),
+        (("passed",), {"schema": 2}, False),
+        ((), {}, False),
+    ],
+)
+@pytest.mark.usefixtures("fake")
+def test_a_suite_rests_on_the_record_of_verify_if_all_its_tests_pass_there(
+    answered, checkout, outcomes, changes, proven
+):
+    path = checkout / "results" / "h200" / "verify.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(verified(SUITES["fake"].tests[0], *outcomes, **changes)))
+    started = answered(*([] if proven else [PASSED]), FAILED)
+    record = collect([mutant("FAIL")], parallel=2)
+    assert ("suite fake" not in started) == proven and record["counts"] == {"failed": 1}
+    rests_on = {"proof": "verify.json", "date": "today"}
+    assert record["suites"]["fake"] == (rests_on if proven else {"passed": 5, "seconds": 1.0})
 
 
 # -- The record
@@ -272,7 +339,7 @@ def a_record(**changes: Any) -> dict[str, Any]:
         for each in MUTATIONS
     ]
     body = {"schema": module.SCHEMA, **FACTS, "parts": digests_of_today(), "mutations": entries}
-    return {**body, **changes}
+    return {**body, "suites": {key: {"passed": 1, "seconds": 1.0} for key in SUITES}, **changes}
 
 
 @pytest.fixture
@@ -309,12 +376,19 @@ def test_too_few_or_other_mutations_are_reported(problems):
     assert "tools/mutations.py changed" in found[1]
 
 
-@pytest.mark.parametrize("outcome", ["survived", "invalid", "unfinished"])
+@pytest.mark.parametrize("outcome", ["survived", "invalid", "unfinished", "not run"])
 def test_every_mutation_that_was_not_noticed_is_named(problems, outcome: str):
     record = a_record()
     record["mutations"][2]["outcome"] = outcome
     (found,) = problems(record)
     assert MUTATIONS[2].file in found and found.endswith(outcome)
+
+
+def test_suites_that_did_not_run_without_mutations_are_named(problems):
+    record = a_record()
+    del record["suites"]["csr"], record["suites"]["gat"]
+    (found,) = problems(record)
+    assert "suites did not run without mutations (csr, gat)" in found
 
 
 def test_where_no_record_is_committed_the_readme_says_so():
@@ -328,19 +402,18 @@ def test_in_every_committed_record_all_were_noticed(path: Path):
     assert check_mutations(path) == []
 
 
-@pytest.mark.usefixtures("checkout")
 def test_the_test_that_noticed_a_mutation_before_runs_first(tmp_path: Path):
+    """Jobs of which such a test is known are quick and start last."""
     chosen = [each for each in MUTATIONS if each.suite == "direct"][:3]
     record = a_record()
     record["mutations"][MUTATIONS.index(chosen[1])]["test"] = ""
-    path = tmp_path / "results" / "h200" / RECORD_NAME
-    path.parent.mkdir(parents=True)
+    path, broken = tmp_path / RECORD_NAME, tmp_path / "broken.json"
     path.write_text(json.dumps(record))
-    (tmp_path / "results" / "broken").mkdir()
-    (tmp_path / "results" / "broken" / RECORD_NAME).write_text("{")
+    broken.write_text("{")
     other = replace(chosen[2], after=f"{chosen[2].after} ;")
-    jobs = module._jobs([*chosen[:2], other], tmp_path / "jobs")
-    assert [job.first for job in jobs] == ["", "tests/a.py::b", "", ""], "the suite, then mutations"
+    jobs = module._jobs(["direct"], [*chosen[:2], other], tmp_path / "jobs", [broken, path])
+    assert list(jobs) == ["direct", chosen[1], other, chosen[0]]
+    assert [job.first for job in jobs.values()] == ["", "", "", "tests/a.py::b"]
 
 
 # -- The command
@@ -350,9 +423,9 @@ def test_the_test_that_noticed_a_mutation_before_runs_first(tmp_path: Path):
 def recorded(monkeypatch, tmp_path: Path):
     """The command on a machine whose run ends as the test says."""
 
-    def prepare(outcome: str) -> Path:
-        def run(chosen: Any, parallel: int) -> dict[str, Any]:
-            record = a_record(counts={}, seconds=1.0)
+    def prepare(outcome: str, **changes: Any) -> Path:
+        def run(chosen: Any, *rest: Any) -> dict[str, Any]:
+            record = a_record(counts={}, seconds=1.0, **changes)
             record["mutations"] = record["mutations"][: len(chosen)]
             for entry in record["mutations"]:
                 entry["outcome"] = outcome
@@ -375,6 +448,22 @@ def test_a_survivor_is_recorded_and_exit_code_1(recorded, tmp_path: Path):
     assert main(["--out", str(tmp_path)]) == 1 and path.is_file()
 
 
+def test_the_options_reach_the_run(monkeypatch, recorded, tmp_path: Path):
+    recorded("failed")
+    asked: list[Any] = []
+    real = module.collect
+    monkeypatch.setattr(module, "collect", lambda *given: asked.append(given) or real(*given))
+    options = ["--seconds", "30", "--rest", "a.json", "--parallel", "3", "--out", str(tmp_path)]
+    assert main(options) == 0
+    assert asked == [(list(MUTATIONS), 3, 30.0, Path("a.json"))]
+
+
+def test_a_suite_that_did_not_run_is_named_and_exit_code_1(recorded, tmp_path: Path, capsys):
+    recorded("failed", suites={})
+    assert main(["--out", str(tmp_path)]) == 1
+    assert "suites did not run without mutations: csr" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("checkout")
 def test_part_of_the_mutations_leaves_the_record_alone(recorded, capsys):
     path = recorded("failed")
@@ -385,12 +474,3 @@ def test_part_of_the_mutations_leaves_the_record_alone(recorded, capsys):
 def test_a_name_that_no_mutation_has_is_refused(capsys):
     assert main(["--only", "no such mutation"]) == 2
     assert "mutate: --only must be part of the name of a mutation" in capsys.readouterr().err
-
-
-def test_all_mutants_can_be_compiled_without_a_gpu(monkeypatch, capsys, constants):
-    labels = iter(["a[]", ""])
-    constants(module, MUTATIONS=MUTATIONS[:2])
-    monkeypatch.setattr(module, "compile_mutant", lambda mutation: next(labels))
-    assert main(["--compile", "--parallel", "1"]) == 1
-    shown = capsys.readouterr().err
-    assert "compiles" in shown and "changes no code of the kernels compiled" in shown
