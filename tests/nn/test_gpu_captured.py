@@ -15,7 +15,15 @@ from torch.nn.functional import cross_entropy, dropout
 
 import sparsetile as st
 import sparsetile.pyg
-from sparsetile.nn import GATConv, GCNConv, SAGEConv, aggregate, captured, clear_graph_cache
+from sparsetile.nn import (
+    GATConv,
+    GCNConv,
+    RGCNConv,
+    SAGEConv,
+    aggregate,
+    captured,
+    clear_graph_cache,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,9 +125,24 @@ def assert_same_losses(found: list[float], expected: list[float]) -> None:
     assert found == pytest.approx(expected, rel=1e-2)
 
 
+class Relations(nn.Module):
+    """RGCNConv with three relations, drawn once for the edges."""
+
+    def __init__(self, wide: int, out: int) -> None:
+        super().__init__()
+        self.conv, self.types = RGCNConv(wide, out, 3), torch.empty(0)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        if not self.types.numel():
+            self.types = edges.sum(0) % 3
+        return self.conv(x, edges, self.types)  # type: ignore[no-any-return]
+
+
 LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "gcn": GCNConv,
     "sage": SAGEConv,
+    "max": lambda wide, out: SAGEConv(wide, out, aggr="max"),
+    "rgcn": Relations,
     "gat": lambda wide, out: GATConv(wide, out // 4, heads=4),
 }
 
