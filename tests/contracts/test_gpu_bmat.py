@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.systems.voltrix.system import LONG_WINDOW, TILE_ROWS
 from tests.contracts.cases import assert_close, csr_of, random_matrix, reference, tf32
 from tests.contracts.subjects import Subject
 
@@ -141,6 +142,23 @@ def test_nan_and_inf_reach_the_rows_that_refer_to_them_alone(dtype, step):
     expected = st.plan(csr, 200, system="csr") @ B
     assert torch.equal(C.isnan(), expected.isnan())
     assert torch.equal(C.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
+
+
+@pytest.mark.parametrize("step", [None, "bits"], ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_long_windows_with_nan_and_inf_are_computed_by_a_second_launch(dtype, step):
+    """Sums that are finite are in the units that are computed again, too."""
+    matrix = random_matrix(40, 9000, 0.08)
+    assert np.unique(matrix[:16].indices).size >= LONG_WINDOW * TILE_ROWS
+    csr = whole_numbers(matrix, dtype)
+    plan = Subject("voltrix", step).plan(csr, 200)
+    for _ in range(2):
+        B = zeros_and_ones(csr, 200, dtype=dtype)
+        B[0], B[17, 5], B[80, 39] = float("nan"), float("inf"), float("-inf")
+        C, expected = plan @ B, st.plan(csr, 200, system="csr") @ B
+        assert bool(expected[:, 64:].isfinite().any()) and bool(expected.isnan().any())
+        assert torch.equal(C.isnan(), expected.isnan())
+        assert torch.equal(C.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
 
 
 def test_two_streams_do_not_share_partial_sums():

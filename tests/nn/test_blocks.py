@@ -382,6 +382,18 @@ def test_blocks_on_a_gpu(by_target: bool, reduce: str, dtype: torch.dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_targets_on_a_gpu_that_descend_by_one_are_found():
+    edge_index = edges()
+    first = int((edge_index[1].diff() == 1).nonzero()[0])  # the last entry of its row
+    edge_index[:, [first, first + 1]] = edge_index[:, [first + 1, first]]
+    x = torch.randn(SOURCES, N, device="cuda")
+    out = aggregate(pair(x), edge_index.cuda(), reduce="sum")
+    want = expected(x.cpu(), edge_index, "sum")
+    torch.testing.assert_close(out.cpu().double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_large_blocks_on_a_gpu_have_the_same_bits_in_every_run():
     generator = torch.Generator().manual_seed(7)
     source = (torch.rand(90_000, generator=generator) ** 3 * 30_000).long()  # hubs among them
