@@ -416,13 +416,30 @@ def test_two_layers_over_one_matrix_share_a_backward(monkeypatch):
     assert torch.allclose(found, B.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", INPUTS)
+def test_an_array_of_numpy_gives_one(kind):
+    A, B = INPUTS[kind](), np.asfortranarray(operand().numpy())
+    full = MATRIX.toarray()
+    for each in (B, B[::-1][::-1], B[:, 0]):
+        C = st.spmm(A, each)
+        assert type(C) is np.ndarray and C.dtype == each.dtype
+        np.testing.assert_allclose(C, full @ each, rtol=1e-4, atol=1e-5)
+    largest = st.spmm(A, B, "max")
+    assert type(largest) is np.ndarray and np.array_equal(
+        largest, st.spmm(A, torch.from_numpy(B), "max").numpy()
+    )
+
+
 # -- mistakes -----------------------------------------------------------------------------------
 
 
 def test_an_operand_that_is_no_tensor_is_refused():
     with pytest.raises(TypeError) as caught:
-        st.spmm(sparse_csr(), np.ones((20, 4)))
-    assert str(caught.value) == "spmm: B must be a torch tensor, got ndarray. Use torch.as_tensor."
+        st.spmm(sparse_csr(), [[1.0, 2.0]])
+    assert str(caught.value) == (
+        "spmm: B must be a torch tensor or an array of NumPy or cupy, got list. "
+        "Use torch.as_tensor."
+    )
 
 
 def test_an_operand_of_another_shape_is_refused():

@@ -36,6 +36,7 @@ from sparsetile.intake.identity import counter_tells, is_trained
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import edge_parts, graph_parts
 from sparsetile.jit.loader import current_stream_handle
+from sparsetile.plan.arrays import array_like, as_operand, is_array
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.eager import general_product
 from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, outside_modes, plain_call, untraced
@@ -276,6 +277,19 @@ def _check_rows(A: Any, kept: Plan, B: Tensor) -> None:
     check_operand(kept, B, "spmm")
 
 
+def _product_of_array(A: Any, B: Any, reduce: str) -> Any:
+    """Return the product with an array of NumPy or cupy, as such an array; computed on A's device
+    if A has torch's tensors."""
+    if not is_array(B):
+        raise type_error(
+            "spmm", "B", "a torch tensor or an array of NumPy or cupy", type(B).__name__,
+            "Use torch.as_tensor",
+        )  # fmt: skip
+    tensors = [part for part in _components(A) if isinstance(part, (Tensor, CSR))]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return array_like(spmm(A, as_operand(B, device), reduce), B)
+
+
 @untraced("sparsetile.spmm looks for changes of A. Use plan @ B, with a plan made outside")
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """Return A·B for a sparse A and a dense B; plans A once and keeps the plan.
@@ -285,7 +299,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     A : sparse matrix [M, K]
         Anything that :func:`sparsetile.plan` accepts. Gradients flow into its values.
     B : Tensor [..., K, N] or [K]
-        Dense, on the device that computes the product.
+        Dense, on the device that computes the product. An array of NumPy or cupy gives an array.
     reduce : {"sum", "mean", "max", "min"}
         How the entries of a row are combined.
 
@@ -313,7 +327,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if C is not None:
         return C
     if not isinstance(B, Tensor):
-        raise type_error("spmm", "B", "a torch tensor", type(B).__name__, "Use torch.as_tensor")
+        return _product_of_array(A, B, reduce)
     usable_device("spmm", B.device, "B")
     if B.dtype not in PRODUCT_DTYPES:
         names = ", ".join(str(each) for each in PRODUCT_DTYPES)
