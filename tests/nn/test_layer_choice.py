@@ -278,3 +278,11 @@ def test_the_report_says_which_layers_are_padded():
         "0": "kept 6 of 12 blocks of 16, the last padded with zeros",
         "1": "kept 8 of 16 blocks of 16",
     }
+
+
+def test_a_filter_of_name_and_module_is_told_the_order():
+    model = nn.Sequential(nn.Linear(64, 64))
+    for swapped in (lambda name, module: "0" in name, lambda name, module: name.endswith("0")):
+        with pytest.raises(TypeError, match="filter_fn must be a function of a module and its na"):
+            sparsify_(model, HALF, swapped)
+    assert type(model[0]) is nn.Linear

@@ -65,6 +65,13 @@ def test_rejects_a_name_that_is_no_text(folder):
         load_sparse_(model_of(), folder)
 
 
+def test_a_file_of_torch_save_is_named_as_such(tmp_path):
+    path = tmp_path / "s.pt"
+    torch.save(model_of().state_dict(), path)
+    with pytest.raises(ValueError, match=r"a safetensors file, .*s\.pt .*pass what torch\.load"):
+        load_sparse_(model_of(), path)
+
+
 def test_links_of_a_download_cache_are_followed(folder):
     """Folders of huggingface_hub hold links to files elsewhere."""
     (folder / "model-1.safetensors").symlink_to(folder.parent / "secret.safetensors")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sparsetile.core.errors import value_error
+from sparsetile.core.errors import type_error, value_error
 from sparsetile.nn.hooks import has_state_hooks, has_tensor_hooks
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.replacement import names_of, place_of, tensor_owners
@@ -198,7 +198,14 @@ def _is_asked(
         return True if any(name in (masked or ()) for name in names) else None
     if type(layer) is not nn.Linear and not parametrize.is_parametrized(layer):
         return None  # filters are for torch.nn.Linear
-    return any(bool(filter_fn(layer, name)) for name in names)
+    try:
+        return any(bool(filter_fn(layer, name)) for name in names)
+    except (AttributeError, TypeError) as error:  # most often the arguments are exchanged
+        raise type_error(
+            "sparsify_", "filter_fn", "a function of a module and its name, in this order",
+            f"one that raised {type(error).__name__}: {error}",
+            "Write it as def keep(module, name)",
+        ) from error  # fmt: skip
 
 
 def _linear_names(names: dict[nn.Module, list[str]]) -> list[str]:

@@ -48,6 +48,7 @@ def _read_state(source: Mapping[str, Tensor] | str | os.PathLike[str]) -> dict[s
     """Tensors of a state dict, a safetensors file, or a folder that save_pretrained wrote."""
     if isinstance(source, Mapping):
         return dict(source)
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(source)
@@ -63,7 +64,14 @@ def _read_state(source: Mapping[str, Tensor] | str | os.PathLike[str]) -> dict[s
             "load_sparse_", "source", "a state dict, a safetensors file or a folder with one",
             missing[0], "Save the model with save_pretrained first",
         )  # fmt: skip
-    return {name: tensor for file in paths for name, tensor in load_file(file).items()}
+    try:
+        return {name: tensor for file in paths for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise value_error(
+            "load_sparse_", "source", "a safetensors file, or a folder with one",
+            f"{', '.join(map(str, paths))} ({error})",
+            "If torch.save wrote it, pass what torch.load(path) returns",
+        ) from error  # fmt: skip
 
 
 def load_sparse_(
