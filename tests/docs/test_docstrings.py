@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
+import types
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ MODULES = (
 )  # fmt: skip
 # These need PyG or a process group: their how-to pages are run instead.
 _RUN_ELSEWHERE = ("sparsetile.pyg", "sparsetile.dist")
+_METHODS = (types.FunctionType, property, classmethod, staticmethod)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 
@@ -80,6 +82,37 @@ def test_every_public_name_is_on_a_reference_page():
             listed.add(f"{current}.{match[2]}")
     members = {name for name in PUBLIC if name.startswith("sparsetile.Plan.")}  # by autodoc
     assert set(PUBLIC) - members - set(MODULES) == listed
+
+
+_LISTED = re.compile(
+    r"(?:currentmodule:: (\S+))|autoclass:: (\w+)\n +:members: (\w.*(?:\n       \w.*)*)"
+)
+
+
+def _listed_members() -> dict[str, set[str]]:
+    """Class -> the members that its reference names one by one."""
+    found, current = {}, ""
+    for path in REFERENCE:
+        for module, name, members in _LISTED.findall(path.read_text(encoding="utf-8")):
+            current = module or current
+            if name:
+                found[f"{current}.{name}"] = {each.strip() for each in members.split(",")}
+    return found
+
+
+LISTED = _listed_members()
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_public_method_is_on_its_reference_page(name: str):
+    own = {
+        member
+        for base in PUBLIC[name].__mro__
+        if base.__module__.startswith("sparsetile")
+        for member, value in vars(base).items()
+        if not member.startswith("_") and isinstance(value, _METHODS) and inspect.getdoc(value)
+    }
+    assert own - {"extra_repr", "train"} <= LISTED[name]
 
 
 def test_an_example_that_prints_something_else_is_noticed():
