@@ -1,0 +1,153 @@
+"""The charts of the documentation, drawn from the records.
+
+    python -m tools.charts [--check]
+
+Each chart is an SVG in ``docs/results/pictures``. Its description holds a digest of the points that
+it shows: ``--check`` compares it with that of the records, and a test does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsetile.bench.analysis import attach_baselines, geomean
+from sparsetile.bench.record import read_records
+from sparsetile.cli.console import note
+from tools.record import ROOT
+
+FOLDER = ROOT / "docs" / "results" / "pictures"
+RECORDS = ROOT / "results" / "h200"
+INK, GRID = "#7a7f87", "#c9ccd1"  # readable on white and on black
+COLOURS = ("#2a6fdb", "#d9662b", "#2e9e62")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Series of points (size, speedup), each with its name."""
+
+    name: str
+    title: str
+    across: str
+    series: dict[str, list[tuple[float, float]]]
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.svg"
+
+    def digest(self) -> str:
+        """Return what the file's description must hold."""
+        return hashlib.sha256(json.dumps(self.series).encode()).hexdigest()[:16]
+
+    def is_current(self) -> bool:
+        """Whether the file shows these points."""
+        return self.path.is_file() and self.digest() in self.path.read_text(encoding="utf-8")
+
+
+def _rounded(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return sorted((size, float(f"{speedup:.4g}")) for size, speedup in points)
+
+
+def products() -> Chart:
+    """Return the chart of ``auto`` over cuSPARSE on every matrix of the data folder."""
+    records = attach_baselines(read_records(RECORDS / "all.jsonl.gz")[0])
+    series = {}
+    for dtype, words in (("float32", "TF32"), ("float16", "float16")):
+        points = [
+            (record["nnz"], record["speedup"])
+            for record in records
+            if record["system"] == "auto" and (record["dtype"], record["n"]) == (dtype, 512)
+        ]
+        mean = geomean(speedup for _, speedup in points)
+        series[f"{words}, N = 512: {mean:.2f}x"] = _rounded(points)
+    return Chart(
+        "cusparse", "98 real matrices: speedup over the best of cuSPARSE", "entries of A", series
+    )
+
+
+def training() -> Chart:
+    """Return the chart of GCN training over PyG with a sparse tensor."""
+    rows = [json.loads(line) for line in (RECORDS / "gnn.jsonl").read_text().splitlines()]
+    ours = {"sparsetile-fused": "eager", "sparsetile-cudagraph": "CUDA graph"}
+
+    def times(path: str) -> dict[str, dict[str, Any]]:
+        return {
+            row["matrix"]: row
+            for row in rows
+            if row.get("path") == path
+            and row.get("status") == "ok"
+            and (row["setting"], row["dtype"]) == ("gcn2-256", "float32")
+        }
+
+    theirs, series = times("pyg-sparse"), {}
+    for path, words in ours.items():
+        points = [
+            (row["nnz"], theirs[name]["time"]["p50"] / row["time"]["p50"])
+            for name, row in times(path).items()
+            if name in theirs
+        ]
+        if points:
+            series[f"{words}: {geomean(ratio for _, ratio in points):.2f}x"] = _rounded(points)
+    return Chart(
+        "pyg", "GCN training step: speedup over PyG's sparse tensors", "edges of the graph", series
+    )
+
+
+CHARTS: tuple[Callable[[], Chart], ...] = (products, training)
+
+
+def draw(chart: Chart) -> None:
+    """Write a chart's file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": chart.name, "font.size": 10})
+    figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    for (label, points), colour in zip(chart.series.items(), COLOURS, strict=False):
+        axes.scatter(*zip(*points, strict=True), s=22, alpha=0.75, label=label, color=colour, lw=0)
+    top = max(speedup for points in chart.series.values() for _, speedup in points)
+    ticks = [tick for tick in (1, 2, 3, 4, 6, 8, 12, 16) if tick <= top * 1.1]
+    axes.set(xscale="log", yscale="log", ylim=(0.8, top * 1.2))
+    axes.set_yticks(ticks, labels=[f"{tick}x" for tick in ticks])
+    axes.minorticks_off()
+    axes.axhline(1, color=INK, lw=1)
+    axes.grid(axis="y", color=GRID, lw=0.5)
+    axes.set_xlabel(chart.across, color=INK)
+    axes.set_title(chart.title, color=INK, fontsize=11)
+    axes.tick_params(colors=INK, which="both")
+    for side in axes.spines.values():
+        side.set_color(GRID)
+    legend = axes.legend(frameon=False, labelcolor=INK, loc="best", title="geometric mean of")
+    legend.get_title().set_color(INK)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    facts = {"Date": None, "Title": chart.title, "Description": f"points {chart.digest()}"}
+    figure.savefig(chart.path, metadata=facts, transparent=True)
+    plt.close(figure)
+    text = chart.path.read_text(encoding="utf-8")
+    lines = [line.rstrip() for line in text.splitlines()]
+    chart.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw the charts, or say which are old; return the exit code."""
+    parser = argparse.ArgumentParser(prog="charts", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="draw nothing")
+    asked = parser.parse_args(list(arguments))
+    old = [chart for chart in (make() for make in CHARTS) if not chart.is_current()]
+    for chart in old:
+        if not asked.check:
+            draw(chart)
+        note(f"charts: {chart.path.name} {'is old' if asked.check else 'drawn'}")
+    return 1 if old and asked.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
