@@ -155,3 +155,11 @@ def test_a_first_call_in_inference_mode_makes_weights_that_train():
         layer(x, EDGES)
     layer(x, EDGES).sum().backward()
     assert layer.lin.weight.grad is not None
+
+
+def test_a_layer_is_traced_once_its_widths_are_known():
+    net = ours.SAGEConv(-1, 5)
+    x = torch.randn(NODES, WIDTH)
+    expected = net(x, EDGES)
+    traced = torch.compile(net, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(x, EDGES), expected)

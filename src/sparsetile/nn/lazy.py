@@ -77,8 +77,9 @@ def materialise(name: str, *maps: tuple[nn.Module | None, Tensor | None]) -> Non
     for layer, x in maps:
         if x is None or not isinstance(layer, nn.Linear):
             continue
-        width, weight = x.shape[-1], layer.weight
-        known = width if is_lazy(weight) else weight.shape[1]
+        width, known = x.shape[-1], layer.in_features
+        if isinstance(layer, LazyMap):
+            known = width if is_lazy(layer.weight) else layer.weight.shape[1]
         if width != known:
             raise value_error(
                 name, "features", f"{known} wide, as the layer's weights are", width,
@@ -86,4 +87,4 @@ def materialise(name: str, *maps: tuple[nn.Module | None, Tensor | None]) -> Non
             )  # fmt: skip
         if isinstance(layer, LazyMap):  # which a call makes an nn.Linear
             with torch.inference_mode(False), torch.no_grad():
-                layer(x.new_empty(0, width, dtype=weight.dtype))
+                layer(x.new_empty(0, width, dtype=layer.weight.dtype))
