@@ -230,7 +230,7 @@ TRANSFORMER = ours.TransformerConv(WIDTH, 5, edge_dim=EDGE_DIM)
     "error, words, call",
     [
         (ValueError, "edge_dim must be at least 1", lambda: ours.GATv2Conv(2, 3, edge_dim=0)),
-        (ValueError, "edge_dim must be at least", lambda: ours.TransformerConv(2, 3, edge_dim=-1)),
+        (ValueError, "edge_dim must be at least", lambda: ours.TransformerConv(2, 3, edge_dim=-2)),
         (ValueError, "aggr must be 'add'", lambda: ours.GATv2Conv(2, 3, aggr="mean")),
         (ValueError, "None without edge_dim", lambda: ours.GATv2Conv(8, 3)(X, EDGES, FEATURES)),
         (ValueError, r"of shape \(160, 3\)", lambda: V2(X, EDGES, FEATURES[:, :2])),
@@ -247,6 +247,7 @@ TRANSFORMER = ours.TransformerConv(WIDTH, 5, edge_dim=EDGE_DIM)
             lambda: ours.GATv2Conv(8, 3, edge_dim=3, fill_value="std")(X, EDGES, FEATURES),
         ),
         (ValueError, "once for each", lambda: V2(X[None], EDGES, FEATURES)),
+        (TypeError, "scores depend on them", lambda: V2((X, None), EDGES, FEATURES)),
         (ValueError, "add_self_loops=False", lambda: V2(X, PLAN)),
     ],
 )

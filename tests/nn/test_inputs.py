@@ -119,7 +119,9 @@ BACK = GCNConv(WIDTH, 5, flow="target_to_source")
         (TypeError, "node_dim", lambda: GCNConv(2, 3, node_dim=0)),
         (ValueError, "aggr must be 'add'", lambda: GCNConv(2, 3, aggr="mean")),
         (ValueError, "flow must be one of", lambda: GCNConv(2, 3, flow="forward")),
-        (ValueError, "in_channels must be at least 1", lambda: GCNConv(-1, 3)),
+        (ValueError, "in_channels must be at least 1, or -1", lambda: GCNConv(-2, 3)),
+        (ValueError, "out_channels must be at least 1", lambda: GCNConv(2, -1)),
+        (ValueError, "1 with project", lambda: SAGEConv(-1, 3, project=True)),
         (TypeError, "out_channels must be a whole number", lambda: SAGEConv(2, "3")),
         (
             ValueError,
@@ -154,7 +156,6 @@ BACK = GCNConv(WIDTH, 5, flow="target_to_source")
         (ValueError, "with edge_dim", lambda: GATConv(WIDTH, 5)(X, EDGES, X)),
         (ValueError, "once for each", lambda: GATConv(WIDTH, 5)(X[None], EDGES)),
         (ValueError, r"GATConv: x must be of .* 8\]", lambda: GATConv(WIDTH, 5)(X[:, :3], EDGES)),
-        (ValueError, r"size=\(sources, targets\)", lambda: SAGEConv(WIDTH, 5)((X, None), EDGES)),
         (ValueError, "size must be", lambda: SAGEConv(WIDTH, 5)(X, EDGES, size=(3, 4))),
         (TypeError, "a pair", lambda: SAGEConv(WIDTH, 5)("x", EDGES)),
         (

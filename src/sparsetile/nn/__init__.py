@@ -24,6 +24,7 @@ from sparsetile.nn.gcn import GCNConv, gcn_plan
 from sparsetile.nn.gin import GINConv
 from sparsetile.nn.gine import GINEConv
 from sparsetile.nn.graph_conv import GraphConv
+from sparsetile.nn.hetero import to_hetero
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.rgcn import FastRGCNConv, RGCNConv
@@ -37,6 +38,6 @@ __all__ = [
     "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv",
     "GraphConv", "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
     "TransformerConv", "aggregate", "attention_blocks", "captured", "clear_graph_cache",
-    "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_",
+    "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_", "to_hetero",
     "use_sparse_attention_",
 ]  # fmt: skip

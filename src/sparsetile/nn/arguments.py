@@ -42,31 +42,31 @@ def refuse_others(layer: str, others: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def channels(layer: str, argument: str, value: object) -> int:
-    """Return a positive number of channels; PyG's -1 (found at the first call) is refused."""
+def channels(layer: str, argument: str, value: object, lazy: bool = False) -> int:
+    """Return a positive number of channels, or -1, that of the first input, if ``lazy``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise type_error(layer, argument, "a whole number", repr(value), "Give the width of x")
-    if value < 1:
+    if value < 1 and not (lazy and value == -1):
         raise value_error(
-            layer, argument, "at least 1", value,
-            "Give the width itself: it is not derived from the first input",
+            layer, argument, "at least 1" + lazy * ", or -1", value,
+            "Give the width itself" + lazy * ", or -1 for that of the first input",
         )  # fmt: skip
     return value
 
 
-def width_pair(layer: str, value: object) -> tuple[int, int]:
+def width_pair(layer: str, value: object, lazy: bool = True) -> tuple[int, int]:
     """Return the widths of sources and targets: of a pair, or twice the same."""
     pair = value if isinstance(value, (tuple, list)) else (value,) * 2
-    first, second = (channels(layer, "in_channels", width) for width in pair)
+    first, second = (channels(layer, "in_channels", width, lazy) for width in pair)
     return first, second
 
 
 def features(layer: str, argument: str, x: object, width: int) -> Tensor:
-    """Return ``x`` if it is a float tensor [..., nodes, width]."""
+    """Return ``x`` if it is a float tensor [..., nodes, width]; -1 is any width."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise type_error(layer, argument, "a float tensor", got, "Convert it with .float()")
-    if x.dim() < 2 or x.shape[-1] != width:
+    if x.dim() < 2 or width not in (-1, x.shape[-1]):
         raise value_error(
             layer, argument, f"of shape [..., nodes, {width}]", tuple(x.shape),
             "The last dimension is in_channels of the layer",

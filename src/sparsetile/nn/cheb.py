@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import type_error
-from sparsetile.nn.arguments import channels, features, flow_name, glorot, refuse_others, sum_only
+from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, sum_only
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.lazy import draw, linear, materialise
 
 __all__ = ["ChebConv"]
 
@@ -35,7 +36,9 @@ class ChebConv(nn.Module):
 
     Parameters
     ----------
-    in_channels, out_channels : int
+    in_channels : int
+        Width of x; -1: that of the first x.
+    out_channels : int
     K : int
         Number of polynomials: 1 uses no neighbours, 2 those one edge away, and so on.
     normalization : {"sym", "rw", None}
@@ -62,23 +65,21 @@ class ChebConv(nn.Module):
         super().__init__()
         refuse_others("ChebConv", others)
         sum_only("ChebConv", aggr)
-        self.in_channels = channels("ChebConv", "in_channels", in_channels)
+        self.in_channels = channels("ChebConv", "in_channels", in_channels, lazy=True)
         self.out_channels = channels("ChebConv", "out_channels", out_channels)
         if normalization is not None:
             one_of("ChebConv", "normalization", normalization, ("sym", "rw"))
         self.normalization = normalization
         self.flow = flow_name("ChebConv", flow)
         count = channels("ChebConv", "K", K)
-        self.lins = nn.ModuleList(
-            nn.Linear(in_channels, out_channels, bias=False) for _ in range(count)
-        )
+        self.lins = nn.ModuleList(linear(in_channels, out_channels) for _ in range(count))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights; the bias becomes 0."""
         for layer in self.lins:
-            glorot(layer.weight)  # type: ignore[arg-type]
+            draw(layer)  # type: ignore[arg-type]
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -112,6 +113,8 @@ class ChebConv(nn.Module):
                 "Use SAGEConv for graphs between two sets of nodes",
             )  # fmt: skip
         features("ChebConv", "x", x, self.in_channels)
+        if self.in_channels == -1:
+            materialise("ChebConv", *((layer, x) for layer in self.lins))
         given = read_input("ChebConv", edge_index, edge_weight, self.flow)
         product = None
         if len(self.lins) > 1:
@@ -129,7 +132,7 @@ class ChebConv(nn.Module):
         first, *others = self.lins
         if product is None:
             return first(x)  # type: ignore[no-any-return]
-        if self.out_channels <= self.in_channels:
+        if self.out_channels <= x.shape[-1]:
             later: Tensor | None = None  # b_(k+2), and b_(k+1) in `last`
             last = others.pop()(x)
             for layer in reversed(others):

@@ -42,7 +42,7 @@ def edge_features(
 ) -> Tensor | None:
     """Return the features of the given edges, [edges, edge_dim], or raise; None if there are none.
 
-    ``Data`` has its own. ``edges``: how many there are.
+    ``Data`` has its own. ``edge_dim`` -1 is any width. ``edges``: how many there are.
     """
     if edge_attr is None and edge_dim is not None and type(edge_index) is not Tensor:
         edge_attr = getattr(edge_index, "edge_attr", None)
@@ -62,6 +62,7 @@ def edge_features(
         got = getattr(edge_attr, "dtype", type(edge_attr).__name__)
         raise type_error(layer, "edge_attr", "a float tensor", got, "Convert it with .float()")
     wide = edge_attr.unsqueeze(-1) if edge_attr.dim() == 1 else edge_attr
+    edge_dim = wide.shape[-1] if edge_dim == -1 else edge_dim
     if wide.shape != (edges, edge_dim) or wide.device != given.pattern.device:
         raise value_error(
             layer, "edge_attr", f"of shape ({edges}, {edge_dim}) on {given.pattern.device}",

@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from sparsetile.layers import graph_attention as fused
 from sparsetile.layers.edge_attention import Entries, attend_entries
-from sparsetile.nn import arguments
-from sparsetile.nn.edge_features import edge_features, edge_softmax, features_with_loops
+from sparsetile.nn.edge_features import edge_softmax, features_with_loops
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.heads import HeadsLayer
+from sparsetile.nn.lazy import linear, materialise
 
 __all__ = ["GATConv"]
 
@@ -46,7 +46,8 @@ class GATConv(HeadsLayer):
     Parameters
     ----------
     in_channels : int or (int, int)
-        Width of x, or the widths of sources and targets, which then have separate weights.
+        Width of x, or the widths of sources and targets, which then have separate weights; -1:
+        that of the first x.
     out_channels : int
         Width of one head.
     heads : int
@@ -59,7 +60,7 @@ class GATConv(HeadsLayer):
     add_self_loops : bool
         Whether to replace self-loops by one per node. Must be False for a plan.
     edge_dim : int, optional
-        Width of the edges' features.
+        Width of the edges' features; -1: that of the first ones.
     fill_value : float, Tensor or str
         Features of added self-loops, or how to reduce those of the edges that enter the node:
         "mean", "add", "max", "min" or "mul".
@@ -81,7 +82,7 @@ class GATConv(HeadsLayer):
     lin: nn.Linear | None
     lin_src: nn.Linear | None
     lin_dst: nn.Linear | None
-    bias: nn.Parameter | None
+    _name = "GATConv"
 
     def __init__(
         self, in_channels: int | tuple[int, int], out_channels: int, heads: int = 1,
@@ -90,52 +91,29 @@ class GATConv(HeadsLayer):
         bias: bool = True, residual: bool = False, *, flow: str = "source_to_target",
         aggr: str = "add", **others: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
-        arguments.refuse_others("GATConv", others)
-        arguments.sum_only("GATConv", aggr)
-        self._name = "GATConv"
-        self.in_channels = in_channels
-        self._widths = arguments.width_pair("GATConv", in_channels)
-        self.out_channels = arguments.channels("GATConv", "out_channels", out_channels)
-        self.heads = arguments.channels("GATConv", "heads", heads)
-        self.concat = concat
-        self.negative_slope = negative_slope
-        self.dropout = dropout
-        self.add_self_loops = add_self_loops
-        self.edge_dim, self.fill_value = edge_dim, fill_value
-        self.residual = residual
-        self.flow = arguments.flow_name("GATConv", flow)
+        super().__init__(
+            in_channels, out_channels, heads, concat, dropout, edge_dim, flow, aggr, others
+        )
+        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
+        self.fill_value, self.residual = fill_value, residual
         width = heads * out_channels
         self.lin = self.lin_src = self.lin_dst = None
         if isinstance(in_channels, (tuple, list)):
-            self.lin_src = nn.Linear(self._widths[0], width, bias=False)
-            self.lin_dst = nn.Linear(self._widths[1], width, bias=False)
+            self.lin_src, self.lin_dst = (linear(each, width) for each in self._widths)
         else:
-            self.lin = nn.Linear(self._widths[0], width, bias=False)
+            self.lin = linear(self._widths[0], width)
         self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
         self.lin_edge = None
         if edge_dim is not None:
-            arguments.channels("GATConv", "edge_dim", edge_dim)
-            self.lin_edge = nn.Linear(edge_dim, width, bias=False)
+            self.lin_edge = linear(edge_dim, width)
             self.att_edge = nn.Parameter(torch.empty(1, heads, out_channels))
         else:
             self.register_parameter("att_edge", None)
-        total = width if concat else out_channels
-        self.res = nn.Linear(self._widths[1], total, bias=False) if residual else None
+        total = self._result_width()
+        self.res = linear(self._widths[1], total) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(total)) if bias else None)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw new weights; the bias becomes 0."""
-        for layer in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
-            if layer is not None:
-                arguments.glorot(layer.weight)
-        for vector in (self.att_src, self.att_dst, self.att_edge):
-            if vector is not None:
-                arguments.glorot(vector)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
@@ -147,7 +125,8 @@ class GATConv(HeadsLayer):
         Parameters
         ----------
         x : Tensor [nodes, in_channels], or a pair of those for sources and targets
-            The second of a pair may be None. Then ``size`` gives the number of targets.
+            The second of a pair may be None. Then ``size`` or the graph gives the number of
+            targets; if neither does, there are as many as sources, as in PyG.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             A sparse tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a
             matrix and weights of ``Data`` are not used.
@@ -163,13 +142,19 @@ class GATConv(HeadsLayer):
             With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges
             that were used, self-loops last, and one row of attention [heads] per edge.
         """
-        x_src, x_dst, sizes = self._nodes(x, size)
-        graph, given = self._graph(edge_index, sizes, x_src.device)
-        count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
-        features = edge_features("GATConv", edge_attr, self.edge_dim, edge_index, given, count)
+        x_src, x_dst, graph, features = self._read(x, edge_index, edge_attr, size)
+        first = self.lin if self.lin is not None else self.lin_src
+        second = self.lin if self.lin is not None else self.lin_dst
+        if self._is_lazy:
+            maps = (self.res, x_dst), (first, x_src), (second, x_dst), (self.lin_edge, features)
+            materialise("GATConv", *maps)
         of_edge = None if features is None else self._of_edges(graph, features)
         residual = self.res(x_dst) if self.res is not None and x_dst is not None else None
-        messages, targets = self._mapped(x_src, x_dst, same=isinstance(x, Tensor))
+        assert first is not None and second is not None
+        messages, targets = first(x_src), None
+        if x_dst is not None:
+            same = isinstance(x, Tensor) and first is second
+            targets = messages if same else second(x_dst)
         if not return_attention_weights and self._fuses(graph, messages, of_edge):
             out = self._attend(graph, messages, targets, of_edge)
             return out if residual is None else out + residual
@@ -178,18 +163,6 @@ class GATConv(HeadsLayer):
         if residual is not None:
             out = out + residual
         return (out, self._returned(graph, attention)) if return_attention_weights else out
-
-    def _mapped(
-        self, x_src: Tensor, x_dst: Tensor | None, same: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the linear maps of sources and targets, [nodes, heads · out_channels]."""
-        first = self.lin if self.lin is not None else self.lin_src
-        second = self.lin if self.lin is not None else self.lin_dst
-        assert first is not None and second is not None
-        messages = first(x_src)
-        if x_dst is None:
-            return messages, None
-        return messages, messages if same and first is second else second(x_dst)
 
     def _of_edges(self, graph: Graph, features: Tensor) -> Tensor:
         """Return the edges' terms in the scores, [edges, heads], with those of self-loops."""

@@ -12,11 +12,12 @@ from torch.nn import functional
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.layers.normalise import normalised_values, scaled_by_degree
-from sparsetile.nn.arguments import channels, features, flow_name, glorot, refuse_others, sum_only
+from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, sum_only
 from sparsetile.nn.cache import find_graph, find_sampled, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.lazy import draw, linear, materialise
 from sparsetile.nn.sampled import SampledGraph
 from sparsetile.nn.traced import How, TracedEdges, traces
 from sparsetile.plan.modes import plain_call
@@ -35,7 +36,9 @@ class GCNConv(nn.Module):
 
     Parameters
     ----------
-    in_channels, out_channels : int
+    in_channels : int
+        Width of x; -1: that of the first x.
+    out_channels : int
     improved : bool
         Whether added self-loops have weight 2 instead of 1. As in PyG, this needs edge weights:
         without them, self-loops have weight 1.
@@ -74,20 +77,20 @@ class GCNConv(nn.Module):
                 "GCNConv", "add_self_loops", "False or None with normalize=False", "True",
                 "Add the self-loops to edge_index first",
             )  # fmt: skip
-        self.in_channels = channels("GCNConv", "in_channels", in_channels)
+        self.in_channels = channels("GCNConv", "in_channels", in_channels, lazy=True)
         self.out_channels = channels("GCNConv", "out_channels", out_channels)
         self.improved = improved
         self.cached = cached
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.normalize = normalize
         self.flow = flow_name("GCNConv", flow)
-        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.lin = linear(in_channels, out_channels)
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights; the bias becomes 0."""
-        glorot(self.lin.weight)
+        draw(self.lin)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -120,6 +123,8 @@ class GCNConv(nn.Module):
                 "Use SAGEConv for graphs between two sets of nodes",
             )  # fmt: skip
         features("GCNConv", "x", x, self.in_channels)
+        if self.in_channels == -1:
+            materialise("GCNConv", (self.lin, x))
         given = read_input("GCNConv", edge_index, edge_weight, self.flow)
         nodes = x.shape[-2]
         if self.normalize and self.add_self_loops:
@@ -142,13 +147,13 @@ class GCNConv(nn.Module):
             )
             weights = convolution_weights(graph, given, values_key, fill, self.normalize, x.dtype)
         # The product is cheaper on the narrower side of the linear map.
-        if self.out_channels <= self.in_channels:
+        if self.out_channels <= x.shape[-1]:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
         return self._map(graph.aggregate(x, weights), relu)
 
     def _of_sampled(self, sampled: SampledGraph, x: Tensor, relu: bool) -> Tensor | None:
         """The convolution of a sampled graph; None if the call is not supported."""
-        if self.out_channels <= self.in_channels:
+        if self.out_channels <= x.shape[-1]:
             return sampled.convolve(self.lin(x), self.bias, relu)
         wide = sampled.convolve(x, None, False)
         return None if wide is None else self._map(wide, relu)

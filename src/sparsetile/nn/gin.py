@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsetile.core.errors import type_error
-from sparsetile.nn.arguments import features, flow_name, refuse_others, sum_only
+from sparsetile.nn.arguments import features, flow_name, refuse_others, reset, sum_only
 from sparsetile.nn.inputs import pair_of, read_input
 from sparsetile.nn.neighbours import reduction
 
@@ -26,7 +26,7 @@ class GINConv(nn.Module):
     Parameters
     ----------
     nn : torch.nn.Module
-        Maps the sums to the new features. Its weights are not reset.
+        Maps the sums to the new features. As in PyG, its weights are drawn again.
     eps : float
     train_eps : bool
         Whether eps is a trainable parameter.
@@ -61,13 +61,12 @@ class GINConv(nn.Module):
             self.eps: Tensor = torch.nn.Parameter(start)
         else:
             self.register_buffer("eps", start)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new weights of ``nn``, and set eps to its first value."""
         if isinstance(self.nn, torch.nn.Module):
-            for layer in self.nn.modules():
-                if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()  # type: ignore[operator]
+            reset(self.nn)
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
@@ -80,15 +79,16 @@ class GINConv(nn.Module):
         Parameters
         ----------
         x : Tensor [..., nodes, channels], or a pair of those for sources and targets
-            The second of a pair may be None. Then ``size`` gives the number of targets.
+            The second of a pair may be None. Then ``size`` or the graph gives the number of
+            targets; if neither does, there are as many as sources, as in PyG.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in
             PyG. Weights of ``Data`` are not used.
         size : (sources, targets), optional
         """
-        sources, targets, sizes = pair_of("GINConv", x, size, self.flow)
-        features("GINConv", "x", sources, sources.shape[-1])
         given = read_input("GINConv", edge_index, None, self.flow).without_weight()
+        sources, targets, sizes = pair_of("GINConv", x, size, self.flow, given)
+        features("GINConv", "x", sources, -1)
         graph, _, weights = reduction("GINConv", given, sizes, sources.device, self.flow, "sum")
         out = graph.aggregate(sources, weights)
         if targets is not None:

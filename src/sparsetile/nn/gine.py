@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, Sequential
+from torch.nn import Module, Parameter, Sequential
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.layers.edge_attention import Entries
@@ -18,6 +18,7 @@ from sparsetile.nn.cache import find_graph
 from sparsetile.nn.edge_features import edge_features, sums_in_chunks
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.inputs import pair_of, read_input
+from sparsetile.nn.lazy import linear, materialise
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.modes import plain_call
 
@@ -44,7 +45,7 @@ class GINEConv(Module):
         Whether eps is a trainable parameter.
     edge_dim : int, optional
         Width of the edges' features, which a linear layer maps to the width of x: that of the first
-        layer of ``nn``. None: they have the width of x.
+        layer of ``nn``. -1: that of the first features. None: they have the width of x.
     flow : {"source_to_target", "target_to_source"}
 
     Examples
@@ -80,8 +81,8 @@ class GINEConv(Module):
             self.register_buffer("eps", start)
         self.lin = None
         if edge_dim is not None:
-            arguments.channels("GINEConv", "edge_dim", edge_dim)
-            self.lin = Linear(edge_dim, _width_of(nn))
+            arguments.channels("GINEConv", "edge_dim", edge_dim, lazy=True)
+            self.lin = linear(edge_dim, _width_of(nn), True, uniform=True)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,21 +103,22 @@ class GINEConv(Module):
         Parameters
         ----------
         x : Tensor [nodes, channels], or a pair of those for sources and targets
-            The second of a pair may be None. Then ``size`` gives the number of targets.
+            The second of a pair may be None. Then ``size`` or the graph gives the number of
+            targets; if neither does, there are as many as sources, as in PyG.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data or Plan
         edge_attr : Tensor [E, channels or edge_dim]
             Features of the edges. ``Data`` has its own.
         size : (sources, targets), optional
         """
-        sources, targets, sizes = pair_of("GINEConv", x, size, self.flow)
-        width = sources.shape[-1] if self.lin is None else self.lin.weight.shape[0]
+        given = read_input("GINEConv", edge_index, None, self.flow).without_weight()
+        sources, targets, sizes = pair_of("GINEConv", x, size, self.flow, given)
+        width = sources.shape[-1] if self.lin is None else self.lin.bias.shape[0]
         arguments.features("GINEConv", "x", sources, width)
         if sources.dim() != 2:
             raise value_error(
                 "GINEConv", "x", f"of shape [nodes, {width}]", tuple(sources.shape),
                 "Call the layer once for each matrix of features",
             )  # fmt: skip
-        given = read_input("GINEConv", edge_index, None, self.flow).without_weight()
         graph, _ = find_graph("GINEConv", given, sizes, sources.device, flow=self.flow)
         count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
         wide = width if self.edge_dim is None else self.edge_dim
@@ -125,6 +127,8 @@ class GINEConv(Module):
             raise type_error(
                 "GINEConv", "edge_attr", "a tensor", "None", "Give the features of the edges"
             )
+        if self.edge_dim == -1:
+            materialise("GINEConv", (self.lin, features))
         out = self._sums(graph, sources, features)
         if targets is not None:
             out = out + (1 + self.eps) * targets
@@ -164,9 +168,9 @@ def _width_of(nn: Any) -> int:
     """Return the width of the input of a module's first layer."""
     first = nn[0] if isinstance(nn, Sequential) else nn
     for name in ("in_features", "in_channels"):
-        if isinstance(width := getattr(first, name, None), int):
+        if isinstance(width := getattr(first, name, None), int) and width > 0:
             return width
     raise value_error(
-        "GINEConv", "nn", "a module whose first layer has in_features, with edge_dim",
+        "GINEConv", "nn", "a module whose first layer has in_features above 0, with edge_dim",
         type(first).__name__, "Pass a torch.nn.Sequential that begins with a torch.nn.Linear",
     )  # fmt: skip

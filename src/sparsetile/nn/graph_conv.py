@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparsetile.core.checks import reduce_name
-from sparsetile.core.errors import value_error
-from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, width_pair
-from sparsetile.nn.inputs import pair_of, read_input
-from sparsetile.nn.neighbours import reduction
-from sparsetile.nn.two_maps import map_both
+from sparsetile.nn.lazy import linear
+from sparsetile.nn.two_maps import TwoMaps, map_both
 
 __all__ = ["GraphConv"]
 
 
-class GraphConv(nn.Module):
+class GraphConv(TwoMaps):
     """Graph convolution with the arguments, state dict and results of PyG's ``GraphConv``.
 
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
@@ -26,7 +22,7 @@ class GraphConv(nn.Module):
     Parameters
     ----------
     in_channels : int or (int, int)
-        Width of x, or the widths of sources and targets.
+        Width of x, or the widths of sources and targets; -1: that of the first x.
     out_channels : int
     aggr : {"add", "sum", "mean", "max", "min"}
         Each parallel edge counts, as in PyG.
@@ -43,30 +39,16 @@ class GraphConv(nn.Module):
     torch.Size([3, 4])
     """
 
+    _name = "GraphConv"
+
     def __init__(
         self, in_channels: int | tuple[int, int], out_channels: int, aggr: str = "add",
         bias: bool = True, *, flow: str = "source_to_target", **others: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
-        refuse_others("GraphConv", others)
-        if aggr not in ("add", "sum", "mean", "max", "min"):
-            raise value_error(
-                "GraphConv", "aggr", "add, sum, mean, max or min", repr(aggr),
-                "Use torch_geometric.nn.GraphConv for other aggregations",
-            )  # fmt: skip
-        self.aggr = reduce_name("GraphConv", aggr)
-        self.in_channels = in_channels
-        self._widths = width_pair("GraphConv", in_channels)
-        self.out_channels = channels("GraphConv", "out_channels", out_channels)
-        self.flow = flow_name("GraphConv", flow)
-        self.lin_rel = nn.Linear(self._widths[0], out_channels, bias=bias)
-        self.lin_root = nn.Linear(self._widths[1], out_channels, bias=False)
+        super().__init__(in_channels, out_channels, aggr, flow, others)
+        self.lin_rel = linear(self._widths[0], out_channels, bias, uniform=True)
+        self.lin_root = linear(self._widths[1], out_channels, uniform=True)
         self.reset_parameters()  # PyG draws twice, too: the same seed gives the same weights
-
-    def reset_parameters(self) -> None:
-        """Draw new weights."""
-        self.lin_rel.reset_parameters()
-        self.lin_root.reset_parameters()
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
@@ -77,7 +59,8 @@ class GraphConv(nn.Module):
         Parameters
         ----------
         x : Tensor [..., nodes, in_channels], or a pair of those for sources and targets
-            The second of a pair may be None. Then ``size`` gives the number of targets.
+            The second of a pair may be None. Then ``size`` or the graph gives the number of
+            targets; if neither does, there are as many as sources, as in PyG.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages.
         edge_weight : Tensor [E], optional
@@ -88,15 +71,5 @@ class GraphConv(nn.Module):
         -------
         Tensor [..., targets, out_channels]
         """
-        sources, targets, sizes = pair_of("GraphConv", x, size, self.flow)
-        features("GraphConv", "x", sources, self._widths[0])
-        if targets is not None:
-            features("GraphConv", "x", targets, self._widths[1])
-        given = read_input("GraphConv", edge_index, edge_weight, self.flow)
-        graph, reduce, weights = reduction(
-            "GraphConv", given, sizes, sources.device, self.flow, self.aggr
-        )
-        return map_both(graph, sources, targets, weights, reduce, self.lin_rel, self.lin_root)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
+        call = self._read(x, edge_index, edge_weight, size, self.lin_rel, self.lin_root)
+        return map_both(call, self.lin_rel, self.lin_root)

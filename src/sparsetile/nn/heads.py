@@ -15,8 +15,10 @@ from sparsetile.layers.edge_attention import Entries, attend_entries
 from sparsetile.layers.graph_attention import ATTENTION_DTYPES
 from sparsetile.nn import arguments
 from sparsetile.nn.cache import find_graph
+from sparsetile.nn.edge_features import edge_features
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
+from sparsetile.nn.lazy import draw_maps
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.modes import plain_call, transforming
 from sparsetile.plan.operands import in_plan_dtype
@@ -29,26 +31,68 @@ FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
 
 
 class HeadsLayer(nn.Module):
-    """Base of the attention layers; subclasses set these attributes."""
+    """Base of the attention layers; subclasses set these attributes and make the maps."""
 
-    heads: int
-    out_channels: int
-    concat: bool
-    dropout: float
     add_self_loops: bool
-    flow: str
+    bias: nn.Parameter | None
     _name: str
-    _widths: tuple[int, int]
 
-    def _nodes(
-        self, x: Any, size: tuple[int, int] | None = None
-    ) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
-        """Return the features of sources and targets, checked, and how many there are."""
-        sources, targets, sizes = pair_of(self._name, x, size, self.flow)
+    def __init__(
+        self, in_channels: int | tuple[int, int], out_channels: int, heads: int, concat: bool,
+        dropout: float, edge_dim: int | None, flow: str, aggr: str, others: dict[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        arguments.refuse_others(self._name, others)
+        arguments.sum_only(self._name, aggr)
+        self.in_channels = in_channels
+        self._widths = arguments.width_pair(self._name, in_channels)
+        self.out_channels = arguments.channels(self._name, "out_channels", out_channels)
+        self.heads = arguments.channels(self._name, "heads", heads)
+        self.concat, self.dropout = concat, dropout
+        self.edge_dim = edge_dim
+        if edge_dim is not None:
+            arguments.channels(self._name, "edge_dim", edge_dim, lazy=True)
+        self.flow = arguments.flow_name(self._name, flow)
+
+    def _result_width(self) -> int:
+        return self.heads * self.out_channels if self.concat else self.out_channels
+
+    def reset_parameters(self) -> None:
+        """Draw new weights; the bias after the sum becomes 0."""
+        draw_maps(self)
+        for name, parameter in self._parameters.items():
+            if parameter is not None and name != "bias":
+                arguments.glorot(parameter)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _read(
+        self, x: Any, edge_index: Any, edge_attr: Tensor | None,
+        size: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Graph, Tensor | None]:  # fmt: skip
+        """Return the features of sources and targets, the graph, and the edges' features."""
+        given = read_input(self._name, edge_index, None, self.flow).without_weight()
+        sources, targets, sizes = pair_of(self._name, x, size, self.flow, given)
         self._check_nodes(sources, self._widths[0])
         if targets is not None and (targets is not sources or self._widths[0] != self._widths[1]):
             self._check_nodes(targets, self._widths[1])
-        return sources, targets, sizes
+        graph = self._graph(given, sizes, sources.device)
+        count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
+        features = edge_features(self._name, edge_attr, self.edge_dim, edge_index, given, count)
+        return sources, targets, graph, features
+
+    @property
+    def _is_lazy(self) -> bool:
+        """Whether a map had no width when the layer was made."""
+        return -1 in self._widths or self.edge_dim == -1
+
+    def _of_targets(self, targets: Tensor | None) -> Tensor:
+        if targets is None:
+            raise type_error(
+                self._name, "x", "a pair of tensors", "a pair without features of targets",
+                "Give the features of the targets: scores depend on them",
+            )  # fmt: skip
+        return targets
 
     def _check_nodes(self, nodes: Tensor, width: int) -> None:
         arguments.features(self._name, "x", nodes, width)
@@ -58,18 +102,15 @@ class HeadsLayer(nn.Module):
                 "Call the layer once for each matrix of features",
             )  # fmt: skip
 
-    def _graph(
-        self, edge_index: Any, sizes: tuple[int, int], device: torch.device
-    ) -> tuple[Graph, Given]:
+    def _graph(self, given: Given, sizes: tuple[int, int], device: torch.device) -> Graph:
         """Return the graph of a call, with self-loops if the layer adds them."""
-        given = read_input(self._name, edge_index, None, self.flow).without_weight()
         if given.kind == "plan":
             self._check_plan(given)
         graph, _ = find_graph(
             self._name, given, sizes, device, flow=self.flow,
             loops="replace" if self.add_self_loops else "keep",
         )  # fmt: skip
-        return graph, given
+        return graph
 
     def _check_plan(self, given: Given) -> None:
         if isinstance(given.pattern, SharedPlan):

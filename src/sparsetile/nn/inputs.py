@@ -128,11 +128,12 @@ def _check_matrix(layer: str, graph: Any, weight: Tensor | None, flow: str, plan
 
 
 def pair_of(
-    layer: str, x: Any, size: tuple[int, int] | None, flow: str
+    layer: str, x: Any, size: tuple[int, int] | None, flow: str, given: Given
 ) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
     """Return the features of sources and of targets, and how many there are of each.
 
-    ``size`` (sources, targets) is required if the features of the targets are None.
+    If targets have no features, ``size`` (sources, targets) or the graph says how many there are;
+    if neither does, as many as sources, as in PyG.
     """
     if isinstance(x, Tensor):
         if size is None:
@@ -151,14 +152,10 @@ def pair_of(
             layer, "x", "a tensor, or a pair (sources, targets)", type(x).__name__,
             "Pass x, or (x_sources, x_targets)",
         )  # fmt: skip
-    if targets is None and size is None:
-        raise value_error(
-            layer, "size", "given if the targets have no features", "None",
-            "Pass size=(sources, targets)",
-        )  # fmt: skip
     counts = _node_count(sources), None if targets is None else _node_count(targets)
     if size is None:
-        return sources, targets, (counts[0] or 0, counts[1] or 0)
+        known = counts[1] if targets is not None else _target_count(given)
+        return sources, targets, (counts[0] or 0, (counts[0] if known is None else known) or 0)
     if len(size) != 2 or any(
         have is not None and have != want for have, want in zip(counts, size, strict=True)
     ):
@@ -166,6 +163,15 @@ def pair_of(
             layer, "size", f"{counts}, the nodes of x", size, "Omit size=, or correct it"
         )
     return sources, targets, (size[0] or 0, size[1] or 0)
+
+
+def _target_count(given: Given) -> int | None:
+    """Targets of a graph; None if it does not say."""
+    if given.kind == "edges":
+        return given.size[1]
+    pattern = given.pattern
+    shape = pattern.local_shape if isinstance(pattern, SharedPlan) else pattern.shape
+    return int(shape[0])
 
 
 def _node_count(x: Tensor) -> int | None:

@@ -36,7 +36,7 @@ def aggregate(
     ----------
     x : Tensor [..., nodes, N], or a pair of those for sources and targets
         Of the targets only their number is used. The second of a pair may be None. Then ``size``
-        gives the number of targets.
+        or the graph gives the number of targets; if neither does, there are as many as sources.
     edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
         A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages.
     edge_weight : Tensor [E], optional
@@ -61,9 +61,9 @@ def aggregate(
             [3.]])
     """
     reduce, flow = reduce_name("aggregate", reduce), flow_name("aggregate", flow)
-    sources, _, sizes = pair_of("aggregate", x, size, flow)
-    features("aggregate", "x", sources, sources.shape[-1] if sources.dim() else 0)
     given = read_input("aggregate", edge_index, edge_weight, flow)
+    sources, _, sizes = pair_of("aggregate", x, size, flow, given)
+    features("aggregate", "x", sources, -1)
     graph, reduce, weights = reduction("aggregate", given, sizes, sources.device, flow, reduce)
     return graph.aggregate(sources, weights, reduce=reduce)
 

@@ -85,7 +85,7 @@ class RGCNConv(nn.Module):
             )
         self.aggr = reduce_name(self._name, aggr)
         self.in_channels = in_channels
-        self._widths = width, of_targets = arguments.width_pair(self._name, in_channels)
+        self._widths = width, of_targets = arguments.width_pair(self._name, in_channels, lazy=False)
         self.out_channels = arguments.channels(self._name, "out_channels", out_channels)
         self.num_relations = arguments.channels(self._name, "num_relations", num_relations)
         self.num_bases, self.num_blocks = num_bases, num_blocks

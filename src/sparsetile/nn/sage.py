@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
-from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, width_pair
-from sparsetile.nn.graph import Graph
 from sparsetile.nn.hooks import is_plain_linear
-from sparsetile.nn.inputs import pair_of, read_input
-from sparsetile.nn.neighbours import reduction
+from sparsetile.nn.lazy import linear
 from sparsetile.nn.sampled import SampledGraph
-from sparsetile.nn.two_maps import map_both
+from sparsetile.nn.two_maps import Call, TwoMaps, map_both
 
 __all__ = ["SAGEConv"]
 
@@ -24,7 +20,7 @@ __all__ = ["SAGEConv"]
 MOST_JOINED = 2**26
 
 
-class SAGEConv(nn.Module):
+class SAGEConv(TwoMaps):
     """GraphSAGE with the arguments, state dict and results of PyG's ``SAGEConv``.
 
     Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
@@ -34,7 +30,7 @@ class SAGEConv(nn.Module):
     Parameters
     ----------
     in_channels : int or (int, int)
-        Width of x, or the widths of sources and targets.
+        Width of x, or the widths of sources and targets; -1: that of the first x.
     out_channels : int
     aggr : {"mean", "max", "min", "sum"}
         Each parallel edge counts, as in PyG.
@@ -43,7 +39,7 @@ class SAGEConv(nn.Module):
     root_weight : bool
         Whether to add W_r · x of the target.
     project : bool
-        Whether to map x by a linear layer and ReLU first.
+        Whether to map x by a linear layer and ReLU first. Needs the width of the sources.
     bias : bool
     flow : {"source_to_target", "target_to_source"}
 
@@ -57,37 +53,28 @@ class SAGEConv(nn.Module):
     torch.Size([3, 4])
     """
 
+    _name = "SAGEConv"
+
     def __init__(
         self, in_channels: int | tuple[int, int], out_channels: int, aggr: str = "mean",
         normalize: bool = False, root_weight: bool = True, project: bool = False, bias: bool = True,
         *, flow: str = "source_to_target", **others: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
-        refuse_others("SAGEConv", others)
-        if aggr not in ("mean", "max", "min", "sum", "add", "amax", "amin"):
+        super().__init__(in_channels, out_channels, aggr, flow, others)
+        wide, of_targets = self._widths
+        if project and wide == -1:
             raise value_error(
-                "SAGEConv", "aggr", "mean, max, min or sum", repr(aggr),
-                "Use torch_geometric.nn.SAGEConv for other aggregations",
-            )  # fmt: skip
-        self.aggr = reduce_name("SAGEConv", aggr)
-        self.in_channels = in_channels
-        self._widths = width_pair("SAGEConv", in_channels)
-        self.out_channels = channels("SAGEConv", "out_channels", out_channels)
+                "SAGEConv", "in_channels", "at least 1 with project", wide, "Give the width of x"
+            )
         self.normalize = normalize
         self.root_weight = root_weight
         self.project = project
-        self.flow = flow_name("SAGEConv", flow)
         if project:
-            self.lin = nn.Linear(self._widths[0], self._widths[0])
-        self.lin_l = nn.Linear(self._widths[0], out_channels, bias=bias)
+            self.lin = linear(wide, wide, True, uniform=True)
+        self.lin_l = linear(wide, out_channels, bias, uniform=True)
         if root_weight:
-            self.lin_r = nn.Linear(self._widths[1], out_channels, bias=False)
+            self.lin_r = linear(of_targets, out_channels, uniform=True)
         self.reset_parameters()  # PyG draws twice, too: the same seed gives the same weights
-
-    def reset_parameters(self) -> None:
-        """Draw new weights."""
-        for layer in self.children():
-            layer.reset_parameters()  # type: ignore[operator]
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor | None], edge_index: Any,
@@ -98,7 +85,8 @@ class SAGEConv(nn.Module):
         Parameters
         ----------
         x : Tensor [..., nodes, in_channels], or a pair of those for sources and targets
-            The second of a pair may be None. Then ``size`` gives the number of targets.
+            The second of a pair may be None. Then ``size`` or the graph gives the number of
+            targets; if neither does, there are as many as sources, as in PyG.
         edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
             A sparse tensor is PyG's ``adj_t[target, source]``; its values scale the messages, as in
             PyG. Weights of ``Data`` are not used.
@@ -108,36 +96,31 @@ class SAGEConv(nn.Module):
         -------
         Tensor [..., targets, out_channels]
         """
-        sources, targets, sizes = pair_of("SAGEConv", x, size, self.flow)
-        features("SAGEConv", "x", sources, self._widths[0])
-        if targets is not None:
-            features("SAGEConv", "x", targets, self._widths[1])
+        of_targets = self.lin_r if self.root_weight else None
+        call = self._read(x, edge_index, None, size, self.lin_l, of_targets, weighted=False)
         if self.project:
-            sources = self.lin(sources).relu()
-        given = read_input("SAGEConv", edge_index, None, self.flow).without_weight()
-        graph, reduce, weights = reduction(
-            "SAGEConv", given, sizes, sources.device, self.flow, self.aggr
-        )
-        if targets is not None and self._joins(graph, sources, targets):
-            out = self._joined(graph.aggregate(sources, reduce=reduce), targets)
+            call = call._replace(sources=self.lin(call.sources).relu())
+        if call.targets is not None and self._joins(call, call.targets):
+            reduced = call.graph.aggregate(call.sources, reduce=call.reduce)
+            out = self._joined(reduced, call.targets)
         else:
-            of_targets = self.lin_r if self.root_weight else None
-            out = map_both(graph, sources, targets, weights, reduce, self.lin_l, of_targets)
+            out = map_both(call, self.lin_l, of_targets)
         if not self.normalize:
             return out
         # torch divides by at least 1e-12, which is 0 in float16: rows of zeros would be NaN.
         wide = out.to(torch.promote_types(out.dtype, torch.float32))
         return functional.normalize(wide, p=2.0, dim=-1).to(out.dtype)
 
-    def _joins(self, graph: Graph, sources: Tensor, targets: Tensor) -> bool:
+    def _joins(self, call: Call, targets: Tensor) -> bool:
         """Whether both linear maps are computed as one: on short-lived graphs."""
+        sources, numbers = call.sources, targets.shape[-1] + call.sources.shape[-1]
         return (
-            isinstance(graph, SampledGraph)
+            isinstance(call.graph, SampledGraph)
             and self.aggr in ("sum", "mean")
             and self.root_weight
             and targets.dim() == sources.dim() == 2
             and targets.dtype is sources.dtype
-            and targets.shape[0] * sum(self._widths) * targets.element_size() <= MOST_JOINED
+            and targets.shape[0] * numbers * targets.element_size() <= MOST_JOINED
             and is_plain_linear(self.lin_l)
             and is_plain_linear(self.lin_r)
         )
@@ -150,6 +133,3 @@ class SAGEConv(nn.Module):
         """
         weight = torch.cat([self.lin_l.weight, self.lin_r.weight], 1)
         return functional.linear(torch.cat([reduced, targets], 1), weight, self.lin_l.bias)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

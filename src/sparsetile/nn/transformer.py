@@ -17,16 +17,15 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error
 from sparsetile.layers.edge_attention import dot_scores
-from sparsetile.nn import arguments
 from sparsetile.nn.edge_features import (
     dot_features,
-    edge_features,
     edge_softmax,
     scores_in_chunks,
     weighted_features,
 )
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.heads import HeadsLayer
+from sparsetile.nn.lazy import draw_maps, linear, materialise
 
 __all__ = ["TransformerConv"]
 
@@ -34,10 +33,7 @@ __all__ = ["TransformerConv"]
 class TransformerConv(HeadsLayer):
     """Graph transformer with the arguments, state dict and results of PyG's ``TransformerConv``.
 
-    Messages flow from ``edge_index[0]`` to ``edge_index[1]`` with ``flow="source_to_target"``, so
-    the layer multiplies by A[target, source]. Attention sums to 1 over the edges that enter a
-    target; each parallel edge counts. The layer plans the graph once and keeps the plan while
-    ``edge_index`` lives and does not change.
+    Messages and the graph are those of :class:`GATConv`, but no self-loops are added.
 
     On a GPU, with float32, float16 or bfloat16 features, fused kernels compute the scores and, if
     edges have no features, the attention of all heads and its gradients. Results are bit-identical
@@ -48,24 +44,15 @@ class TransformerConv(HeadsLayer):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Width of x, or the widths of sources and targets.
-    out_channels : int
-        Width of one head.
-    heads : int
-    concat : bool
-        Whether to concatenate the heads. Otherwise the layer returns their mean.
     beta : bool
         Whether a learnt gate mixes the sums with the target's own features, which are otherwise
         added. Needs ``root_weight``.
-    dropout : float
-        Probability of setting an attention weight to 0 in training.
     edge_dim : int, optional
         Width of the edges' features, which are added to keys and values.
-    bias : bool
     root_weight : bool
         Whether to add a linear map of the target's features.
-    flow : {"source_to_target", "target_to_source"}
+    others
+        Those of :class:`GATConv`.
 
     Examples
     --------
@@ -79,6 +66,7 @@ class TransformerConv(HeadsLayer):
 
     lin_edge: nn.Linear | None
     lin_beta: nn.Linear | None
+    _name = "TransformerConv"
 
     def __init__(
         self, in_channels: int | tuple[int, int], out_channels: int, heads: int = 1,
@@ -86,80 +74,56 @@ class TransformerConv(HeadsLayer):
         bias: bool = True, root_weight: bool = True, *, flow: str = "source_to_target",
         aggr: str = "add", **others: Any,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self._name = "TransformerConv"
-        arguments.refuse_others("TransformerConv", others)
-        arguments.sum_only("TransformerConv", aggr)
-        self.in_channels = in_channels
-        self._widths = arguments.width_pair("TransformerConv", in_channels)
-        self.out_channels = arguments.channels("TransformerConv", "out_channels", out_channels)
-        self.heads = arguments.channels("TransformerConv", "heads", heads)
-        self.concat, self.root_weight = concat, root_weight
-        self.beta = beta and root_weight
-        self.dropout = dropout
-        self.edge_dim = edge_dim
+        super().__init__(
+            in_channels, out_channels, heads, concat, dropout, edge_dim, flow, aggr, others
+        )
+        self.root_weight, self.beta = root_weight, beta and root_weight
         self.add_self_loops = False
-        self.flow = arguments.flow_name("TransformerConv", flow)
         of_sources, of_targets = self._widths
         width = heads * out_channels
-        total = width if concat else out_channels
-        self.lin_key = nn.Linear(of_sources, width, bias=bias)
-        self.lin_query = nn.Linear(of_targets, width, bias=bias)
-        self.lin_value = nn.Linear(of_sources, width, bias=bias)
+        total = self._result_width()
+        self.lin_key = linear(of_sources, width, bias, uniform=True)
+        self.lin_query = linear(of_targets, width, bias, uniform=True)
+        self.lin_value = linear(of_sources, width, bias, uniform=True)
         self.lin_edge = self.lin_beta = None
         if edge_dim is not None:
-            arguments.channels("TransformerConv", "edge_dim", edge_dim)
-            self.lin_edge = nn.Linear(edge_dim, width, bias=False)
-        self.lin_skip = nn.Linear(of_targets, total, bias=bias)
+            self.lin_edge = linear(edge_dim, width, uniform=True)
+        self.lin_skip = linear(of_targets, total, bias, uniform=True)
         if self.beta:
             self.lin_beta = nn.Linear(3 * total, 1, bias=False)
         self.reset_parameters()  # PyG draws twice, too: the same seed gives the same weights
 
     def reset_parameters(self) -> None:
         """Draw new weights."""
-        for layer in (
-            self.lin_key, self.lin_query, self.lin_value, self.lin_edge, self.lin_skip,
-            self.lin_beta,
-        ):  # fmt: skip
-            if layer is not None:
-                layer.reset_parameters()
+        draw_maps(self, uniform=True)
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return the new features of the targets.
+        """Return the new features of the targets, which have features here.
+
+        Parameters and results are those of :meth:`GATConv.forward`, except:
 
         Parameters
         ----------
-        x : Tensor [nodes, in_channels], or a pair of those for sources and targets
-        edge_index : Tensor of int64 [2, E], EdgeIndex, Data, sparse tensor or Plan
-            A sparse tensor is PyG's ``adj_t[target, source]``. Only the pattern counts: values of a
-            matrix and weights of ``Data`` are not used.
         edge_attr : Tensor [E, edge_dim]
-            Features of the edges, needed with ``edge_dim``. ``Data`` has its own.
+            Needed with ``edge_dim``.
         return_attention_weights : bool, optional
-            Whether to return the attention too. As in PyG, False returns it as well; only None
-            does not.
-
-        Returns
-        -------
-        Tensor [targets, heads · out_channels], or [targets, out_channels] without ``concat``
-            With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges,
-            and one row of attention [heads] per edge, before dropout.
+            As in PyG, False returns the attention as well; only None does not. It is that before
+            dropout.
         """
-        x_src, x_dst, sizes = self._nodes(x)
-        assert x_dst is not None  # a pair without targets needs a size
-        graph, given = self._graph(edge_index, sizes, x_src.device)
-        count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
-        features = edge_features(
-            "TransformerConv", edge_attr, self.edge_dim, edge_index, given, count
-        )
+        x_src, x_dst, graph, features = self._read(x, edge_index, edge_attr)
+        x_dst = self._of_targets(x_dst)
         if features is None and self.lin_edge is not None:
             raise type_error(
                 "TransformerConv", "edge_attr", "a tensor with edge_dim", "None",
                 "Give the features of the edges",
             )  # fmt: skip
+        if self._is_lazy:
+            of_nodes = (self.lin_query, x_dst), (self.lin_key, x_src), (self.lin_value, x_src)
+            skip = self.lin_skip if self.root_weight else None
+            materialise("TransformerConv", *of_nodes, (self.lin_edge, features), (skip, x_dst))
         query, key, value = self.lin_query(x_dst), self.lin_key(x_src), self.lin_value(x_src)
         whole = return_attention_weights is None and features is None
         if whole and self._fuses_entries(graph, value, None):
