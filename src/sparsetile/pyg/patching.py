@@ -17,9 +17,10 @@ from typing import Any, cast
 
 from sparsetile.core.errors import describe
 from sparsetile.pyg.forwards import LAYERS, new_forward
-from sparsetile.pyg.matrix import new_spmm
+from sparsetile.pyg.matrix import new_edges_product, new_matmul, new_spmm
 from sparsetile.pyg.norms import clear_norms, new_gcn_norm
 from sparsetile.pyg.propagation import new_propagate
+from sparsetile.pyg.reporting import Report, clear_counts, report
 
 __all__ = ["Patch", "is_patched", "patch", "unpatch"]
 
@@ -46,6 +47,10 @@ class Patch:
     def __exit__(self, *error: object) -> None:
         if self._mine:
             unpatch()
+
+    def report(self) -> Report:
+        """Return :func:`sparsetile.pyg.report`."""
+        return report()
 
 
 def is_patched() -> bool:
@@ -87,8 +92,15 @@ def patch() -> Patch:
         base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
         spmm = _pyg("torch_geometric.utils").spmm
         norm = _pyg("torch_geometric.nn.conv.gcn_conv").gcn_norm
-        _State.exchanged = {spmm: new_spmm(spmm), norm: new_gcn_norm(norm, is_patched)}
+        edges = _pyg("torch_geometric.edge_index")
+        _State.exchanged = {
+            spmm: new_spmm(spmm),
+            norm: new_gcn_norm(norm, is_patched),
+            edges._spmm: new_edges_product(edges._spmm),
+        }
+        clear_counts()
         _exchange(_State.exchanged)
+        edges.EdgeIndex.__matmul__ = new_matmul(edges.EdgeIndex.__matmul__)
         for kind in _layer_classes(base):
             _wrap(kind, base)
         for kind in _taken_layers():
@@ -117,6 +129,7 @@ def unpatch() -> None:
         base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
         _exchange({new: old for old, new in _State.exchanged.items()})
         base._set_jittable_templates = _State.generate
+        del _pyg("torch_geometric.edge_index").EdgeIndex.__matmul__  # torch's own again
         for kind in _taken_layers():
             original = getattr(vars(kind).get("forward"), _MARK, None)
             if original is not None:
