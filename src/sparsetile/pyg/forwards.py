@@ -122,9 +122,19 @@ def _disqualified(layer: Any) -> str:
         return reasons.OTHER_REDUCE
     if any(getattr(layer, name, None) for name in (*HOOKS, *_EDGE_HOOKS)):
         return reasons.HOOKED
-    if any(name in vars(layer) for name in ("forward", "message", "edge_update", "propagate")):
+    if any(name in vars(layer) for name in ("forward", "message", "edge_update")):
+        return reasons.REPLACED
+    bound = getattr(vars(layer).get("propagate"), "__func__", None)
+    if "propagate" in vars(layer) and not _is_generated(bound, type(layer)):
         return reasons.REPLACED
     return "parameters have no shape yet" if any(map(is_lazy, layer.parameters())) else ""
+
+
+def _is_generated(function: Any, kind: Any) -> bool:
+    """Whether PyG generated a ``propagate``, which it binds to layers that were explained."""
+    return function is not None and inspect.unwrap(function) is inspect.unwrap(
+        kind._jinja_propagate
+    )
 
 
 def _refusal(layer: Any, given: dict[str, Any]) -> str:

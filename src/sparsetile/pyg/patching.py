@@ -197,6 +197,11 @@ def _wrap(kind: type, base: type) -> None:
     generated, given = (vars(kind).get(name) for name in ("_jinja_propagate", "_orig_propagate"))
     if original is not generated or original is given:  # if both, nothing was generated
         return
-    wrapper = new_propagate(cast(Callable[..., Any], original), base, is_patched)
-    setattr(wrapper, _MARK, original)
-    kind.propagate = wrapper  # type: ignore[attr-defined]
+    # PyG binds the general one to a layer that is explained, and the generated one after that.
+    for names in (("propagate", "_jinja_propagate"), ("_orig_propagate",)):
+        replaced = cast(Callable[..., Any], vars(kind)[names[0]])
+        if not hasattr(replaced, _MARK):
+            wrapper = new_propagate(replaced, base, is_patched)
+            setattr(wrapper, _MARK, replaced)
+            for name in names:
+                setattr(kind, name, wrapper)

@@ -48,7 +48,8 @@ def report() -> Report:
     :func:`patch` lists, ``propagate`` of every layer, ``EdgeIndex.matmul`` and ``utils.spmm`` of
     matrices. If PyG runs a ``forward``, the ``propagate`` that it calls has a row of its own, and
     so has ``utils.spmm`` of a sparse matrix that a layer was given. The counts begin at
-    :func:`patch` and can still be read after :func:`unpatch`.
+    :func:`patch` and can still be read after :func:`unpatch`. Nothing is counted of layers whose
+    ``propagate`` is not PyG's, or that were explained or decomposed before :func:`patch`.
 
     Returns
     -------
