@@ -42,9 +42,7 @@ def new_propagate(
         original: Callable[..., Any], self: Any, edge_index: Any, *arguments: Any, **given: Any
     ) -> Any:
         if active():
-            found = (
-                "size was given by position" if arguments else _fused(self, base, edge_index, given)
-            )
+            found = reasons.POSITIONAL if arguments else _fused(self, base, edge_index, given)
             name = f"{type(self).__name__}.propagate"
             if not isinstance(found, str):
                 count(name)
