@@ -128,6 +128,15 @@ def test_parallel_edges_count_each(reduce, order, values, every_size):
 
 
 @pytest.mark.parametrize("values", ["none", "trained"])
+@pytest.mark.parametrize("order", ["row", "col"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_edges_that_are_new_in_each_step(reduce, order, values, every_size):
+    """Their graphs are prepared in another way."""
+    cache._Regime.short_lived = True
+    assert_product(graph(order), order == "col", values, reduce)
+
+
+@pytest.mark.parametrize("values", ["none", "trained"])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_undirected_edges(reduce, values, every_size):
     for order in ("row", "col"):
@@ -252,19 +261,20 @@ def left(name: str) -> tuple[EdgeIndex, dict[str, Any], str]:
         "sizes": (edges, {"other": x[1:]}, "sizes"),
         "types": (edges, {"other": x, "input_value": value.double()}, "different types"),
         "values": (edges, {"other": x, "input_value": value[1:]}, "one number for each edge"),
-        "vector": (edges, {"other": x[:, 0]}, "one dimension"),
+        "vector": (edges, {"other": x[:, 0]}, "two dimensions"),
         "vector of a maximum": (
             edges,
             {"other": x[:, 0].clone().requires_grad_(), "reduce": "max"},
-            "one dimension",
+            "two dimensions",
         ),
-        "cube": (edges, {"other": x[..., None]}, "more than two"),
+        "number": (edges, {"other": x[0, 0]}, "two dimensions"),
+        "cube": (edges, {"other": x[..., None]}, "two dimensions"),
     }[name]  # fmt: skip
 
 
 LEFT = [
     "order", "transpose", "reduce", "integers", "sizes", "types", "values", "vector",
-    "vector of a maximum", "cube",
+    "vector of a maximum", "number", "cube",
 ]  # fmt: skip
 
 

@@ -206,6 +206,7 @@ def test_arguments_by_position_are_a_reason():
     assert (row.name, row.why) == ("SAGEConv.propagate", "arguments were given by position")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_autocast_and_tracing_are_reasons():
     layer = pyg.GATConv(WIDTH, 5)
     with sparsetile.pyg.patch() as patched:

@@ -150,12 +150,14 @@ def _edges_product(
     reduce = reduce.removeprefix("a") if reduce in ("amax", "amin") else reduce
     if reduce not in REDUCES:
         return reasons.OTHER_REDUCE
+    if other.dim() != 2:
+        return "features do not have two dimensions"
+    if _is_small(edges, other, value, reduce, transpose):
+        return "few edges: PyG is faster on a CPU"
     if not (edges.is_sorted_by_col if transpose else edges.is_sorted_by_row):
         return "edges are not sorted as matmul requires"
     if why := refusal(other, value):
         return why
-    if other.dim() != 2:
-        return "features have more than two dimensions"
     if value is not None and (value.shape != edges.shape[1:] or value.layout is not torch.strided):
         return reasons.WEIGHT_SHAPE
     rows, columns = edges.get_sparse_size()
@@ -164,8 +166,6 @@ def _edges_product(
         return reasons.SIZES
     if edges.device != other.device:
         return reasons.DEVICES
-    if _is_small(edges, other, value, REDUCES[reduce], transpose):
-        return "few edges: PyG is faster on a CPU"
     flow = "source_to_target" if transpose else "target_to_source"
     found = Edges.read("EdgeIndex.matmul", edges.as_tensor(), value, size, other, reduce, flow)
     return found if isinstance(found, str) else found.multiply(other)
@@ -179,7 +179,7 @@ def _is_small(
     differentiated = trained or other.requires_grad
     extremum = differentiated and reduce in ("max", "min")
     least = LEAST_EXTREMUM if extremum else LEAST_ON_CPU
-    if other.device.type != "cpu" or edges.shape[1] * other.shape[1] >= least:
+    if not other.is_cpu or edges.as_tensor().shape[1] * other.shape[-1] >= least:
         return False
     # Where PyG 2.8 raises an error: its own values have torch's default type, and it gives the
     # transpose's gradient the shape of the matrix.
@@ -187,8 +187,10 @@ def _is_small(
         value is None or other.dtype not in (torch.float32, torch.float64)
     ):
         return False
+    if not transpose or trained or not other.requires_grad:
+        return True
     rows, columns = edges.get_sparse_size()
-    return not (transpose and rows != columns and other.requires_grad and not trained)
+    return bool(rows == columns)
 
 
 def new_edges_product(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

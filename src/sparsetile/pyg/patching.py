@@ -63,7 +63,9 @@ def patch() -> Patch:
 
     What changes, for float tensors on the CPU or on CUDA:
 
-    - ``torch_geometric.utils.spmm``: products of torch sparse tensors and ``EdgeIndex``;
+    - ``torch_geometric.utils.spmm`` of torch sparse tensors;
+    - ``EdgeIndex.matmul`` and ``@``, which ``spmm`` calls too: every reduction has gradients for
+      features and values;
     - ``propagate`` of layers whose messages are neighbours, optionally times ``edge_weight``, and
       whose ``aggr`` is sum, mean, max or min. It stores nothing of size edges × features. Messages
       follow the layer's ``flow``: from ``edge_index[0]`` to ``edge_index[1]`` with
@@ -75,6 +77,7 @@ def patch() -> Patch:
 
     Everything else still runs in PyG: other layers (EdgeConv), hooks, explanations, integer
     features, ``torch_sparse.SparseTensor``, and code inside ``torch.compile`` and ``torch.jit``.
+    :func:`report` lists what ran where, and why.
 
     Returns
     -------

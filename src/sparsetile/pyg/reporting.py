@@ -69,7 +69,10 @@ def count(name: str, why: str = "") -> None:
     """Count a call that sparsetile computed or, for the reason ``why``, PyG."""
     key = name, why
     with _lock:
-        if key not in _counts and len(_counts) >= MAX_ROWS:
+        if key in _counts:
+            _counts[key] += 1
+            return
+        if len(_counts) >= MAX_ROWS:
             key = name, why and _REST
         _counts[key] = _counts.get(key, 0) + 1
 
