@@ -57,7 +57,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(layer: Any, *arguments: Any) -> Any:
         found = original(layer, *arguments)
-        if found is not None:
+        if isinstance(found, tuple):
             seen.append(type(layer).__name__)
         return found
 

@@ -329,19 +329,6 @@ def test_spmm_of_matrices_is_the_same(reduce, layout, products):
     assert products == [(50, WIDTH)]
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_spmm_of_an_edge_index_object_is_the_same(reduce, products):
-    from torch_geometric import EdgeIndex
-
-    edges = directed_graph()
-    src = EdgeIndex(edges[:, edges[0].argsort()], sparse_size=(NODES, 50), sort_order="row")
-    other = torch.randn(50, WIDTH)
-    expected = utils.spmm(src, other, reduce)
-    with sparsetile.pyg.patch():
-        torch.testing.assert_close(utils.spmm(src, other, reduce), expected, **CLOSE)
-    assert products
-
-
 def test_gradients_of_a_matrix_s_values_are_the_same(products):
     edge_index = simple(directed_graph())
     dense = torch.zeros(NODES, NODES)

@@ -9,5 +9,6 @@
 from __future__ import annotations
 
 from sparsetile.pyg.patching import is_patched, patch, unpatch
+from sparsetile.pyg.reporting import Report, Row, report
 
-__all__ = ["is_patched", "patch", "unpatch"]
+__all__ = ["Report", "Row", "is_patched", "patch", "report", "unpatch"]

@@ -19,9 +19,10 @@ from sparsetile import nn as ours
 from sparsetile.core.checks import reduce_name
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.nn.cache import is_short_lived
-from sparsetile.pyg import matrix
-from sparsetile.pyg.matrix import REDUCES, takes
+from sparsetile.pyg import matrix, reasons
+from sparsetile.pyg.matrix import REDUCES, refusal
 from sparsetile.pyg.propagation import HOOKS
+from sparsetile.pyg.reporting import count
 from sparsetile.pyg.wrapping import take_place
 
 __all__ = ["LAYERS", "new_forward"]
@@ -71,12 +72,17 @@ def new_forward(
 ) -> Callable[..., Any]:
     """Return the replacement of the ``forward`` of one of :data:`LAYERS`."""
     signature = inspect.signature(original)
+    derived = f"a class derived from {kind.__name__}"
 
     def forward(original: Callable[..., Any], self: Any, *arguments: Any, **named: Any) -> Any:
-        if type(self) is kind and active() and not torch.compiler.is_compiling():
-            found = _computed(self, signature, arguments, named)
-            if found is not None:
+        if active():
+            own = type(self) is kind
+            found = _computed(self, signature, arguments, named) if own else derived
+            name = f"{type(self).__name__}.forward"
+            if not isinstance(found, str):
+                count(name)
                 return found[0]
+            count(name, found)
         return original(self, *arguments, **named)
 
     return take_place(original, forward)
@@ -84,15 +90,17 @@ def new_forward(
 
 def _computed(
     layer: Any, signature: inspect.Signature, arguments: Any, named: Any
-) -> tuple[Any] | None:
-    """Return the result of ``forward``, or None if PyG's own must run."""
+) -> tuple[Any] | str:
+    """Return the result of ``forward``, or why PyG's own must run."""
+    if why := reasons.traced() or _disqualified(layer):
+        return why
     try:
         given = dict(signature.bind(layer, *arguments, **named).arguments)
-    except TypeError:
-        return None
+    except TypeError as error:
+        return reasons.first_sentence(error)
     del given["self"]
-    if not _qualifies(layer) or not _takes_call(layer, given):
-        return None
+    if why := _refusal(layer, given):
+        return why
     kind = getattr(ours, type(layer).__name__)
     own = kind.__new__(kind)
     # Parameters, modules and buffers are PyG's own dictionaries.
@@ -100,50 +108,76 @@ def _computed(
     vars(own).update(LAYERS[type(layer).__name__](layer), _name=type(layer).__name__)
     try:
         return (own.forward(**given),)
-    except (TypeError, ValueError):
-        return None  # PyG reports what is wrong, or supports it
+    except (TypeError, ValueError) as error:
+        return reasons.first_sentence(error)  # PyG reports what is wrong, or supports it
 
 
-def _qualifies(layer: Any) -> bool:
-    """Whether a layer computes what its class says."""
-    if torch.jit.is_tracing() or layer.explain or layer.decomposed_layers > 1:
-        return False
+def _disqualified(layer: Any) -> str:
+    """Return why a layer may not compute what its class says, or ""."""
+    if layer.explain:
+        return reasons.EXPLAINED
+    if layer.decomposed_layers > 1:
+        return reasons.DECOMPOSED
     if not isinstance(layer.aggr, str) or layer.aggr not in REDUCES:
-        return False
+        return reasons.OTHER_REDUCE
     if any(getattr(layer, name, None) for name in (*HOOKS, *_EDGE_HOOKS)):
-        return False
-    if any(name in vars(layer) for name in ("forward", "message", "edge_update", "propagate")):
-        return False
-    return not any(is_lazy(each) for each in layer.parameters())
+        return reasons.HOOKED
+    if any(name in vars(layer) for name in ("forward", "message", "edge_update")):
+        return reasons.REPLACED
+    bound = getattr(vars(layer).get("propagate"), "__func__", None)
+    if "propagate" in vars(layer) and not _is_generated(bound, type(layer)):
+        return reasons.REPLACED
+    return "parameters have no shape yet" if any(map(is_lazy, layer.parameters())) else ""
 
 
-def _takes_call(layer: Any, given: dict[str, Any]) -> bool:
-    """Whether the operands are tensors of one type and device, and the graph is given by edges."""
+def _is_generated(function: Any, kind: Any) -> bool:
+    """Whether PyG generated a ``propagate``, which it binds to layers that were explained."""
+    return function is not None and inspect.unwrap(function) is inspect.unwrap(
+        kind._jinja_propagate
+    )
+
+
+def _refusal(layer: Any, given: dict[str, Any]) -> str:
+    """Return why sparsetile does not compute a call's operands as PyG, or ""."""
     edges = given["edge_index"]
     if kind_of(edges) is Kind.EDGE_INDEX:
         if given.get("return_attention_weights") is not None:
-            return False
+            return "attention weights of an EdgeIndex"
     elif type(edges) is not Tensor or edges.layout is not torch.strided:
-        return False
+        return "the graph is a sparse matrix"
     if edges.dtype not in (torch.int32, torch.int64) or edges.dim() != 2 or edges.shape[0] != 2:
-        return False
-    dtype = next((each.dtype for each in layer.parameters()), None)
-    operands = [each for each in _tensors(given) if each is not edges]
-    floats = [each for each in operands if each.is_floating_point()]
-    if any(each.device != edges.device for each in operands):
-        return False
-    # A number per graph, and numbers of nodes and relations, have other shapes and types.
-    wide = [each for each in floats if each.dim() >= 2]
-    if not all(takes(each) for each in wide) or any(each.dtype is not dtype for each in floats):
-        return False
-    if torch.is_autocast_enabled(edges.device.type) or edges.device.type not in ("cpu", "cuda"):
-        return False
-    if "edge_type" in given and dtype not in (torch.float32, torch.float64):
-        return False  # PyG's result is float32
-    if given.get("edge_attr") is not None and (_ignores_features(layer) or _is_small(layer, edges)):
-        return False
+        return reasons.NOT_EDGES
+    if why := _other_operands(layer, edges, given):
+        return why
+    if torch.is_autocast_enabled(edges.device.type):
+        return reasons.AUTOCAST
+    if given.get("edge_attr") is not None:
+        if _ignores_features(layer):
+            return "the layer ignores edge_attr without edge_dim"
+        if _is_small(layer, edges):
+            return "few edges: PyG is faster on a GPU"
     left = edges.device.type in matrix.LEFT_TO_PYG and type(edges) is Tensor
-    return not (left and is_short_lived(edges))
+    return reasons.SHORT_LIVED if left and is_short_lived(edges) else ""
+
+
+def _other_operands(layer: Any, edges: Tensor, given: dict[str, Any]) -> str:
+    """Return why the features or weights are not such as a layer here takes, or ""."""
+    operands = [each for each in _tensors(given) if each is not edges]
+    if any(each.device != edges.device for each in operands):
+        return reasons.DEVICES
+    dtype = next((each.dtype for each in layer.parameters()), None)
+    floats = [each for each in operands if each.is_floating_point()]
+    # A number per graph, and numbers of nodes and relations, have other shapes and types.
+    for each in floats:
+        if each.dim() >= 2 and (why := refusal(each)):
+            return why
+    if any(each.dtype is not dtype for each in floats):
+        return "features and parameters have different types"
+    if edges.device.type not in ("cpu", "cuda"):
+        return f"edges are on {edges.device.type}"
+    if "edge_type" in given and dtype not in (torch.float32, torch.float64):
+        return "PyG's result is float32"
+    return ""
 
 
 def _is_small(layer: Any, edges: Tensor) -> bool:

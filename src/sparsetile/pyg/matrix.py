@@ -1,7 +1,8 @@
-"""``torch_geometric.utils.spmm`` on sparsetile, and the matrix that fused layers hand to it."""
+"""Products of matrices and ``EdgeIndex`` on sparsetile, and what fused layers pass to ``spmm``."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,20 @@ from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.nn.cache import is_short_lived
 from sparsetile.nn.graph import Graph, Weights
-from sparsetile.nn.inputs import Given, read_input
+from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
+from sparsetile.pyg import reasons
+from sparsetile.pyg.reporting import count
 from sparsetile.pyg.wrapping import take_place
 
-__all__ = ["REDUCES", "Edges", "new_spmm", "takes"]
+__all__ = ["REDUCES", "Edges", "new_edges_product", "new_matmul", "new_spmm", "refusal"]
 
 # Devices on which PyG's own products of short-lived graphs are faster than planning.
 LEFT_TO_PYG = ("cuda",)
+# Edges × columns below which PyG's ``EdgeIndex.matmul`` is faster on a CPU: it takes the host 35 to
+# 60 us where ours takes 70 to 200, and 260 where ours takes 1,400 for gradients of values. The
+# second number is for maxima and minima with gradients (one thread of a Xeon, 100 to 64,000 edges).
+LEAST_ON_CPU, LEAST_EXTREMUM = 200_000, 10_000
 REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
@@ -38,10 +45,10 @@ class Edges:
 
     @classmethod
     def read(
-        cls, edge_index: Any, weight: Tensor | None, size: tuple[int, int], x: Tensor, reduce: str,
-        flow: str,
-    ) -> Edges | None:  # fmt: skip
-        """Return the matrix, or None if PyG must compute.
+        cls, function: str, edge_index: Any, weight: Tensor | None, size: tuple[int, int],
+        x: Tensor, reduce: str, flow: str,
+    ) -> Edges | str:  # fmt: skip
+        """Return the matrix, or why PyG must compute.
 
         PyG raises the error about edges that name no node, and computes weighted maxima over
         parallel edges, which are one entry here. On a GPU it also computes short-lived graphs with
@@ -49,59 +56,64 @@ class Edges:
         device matters; ``size`` is (sources, targets).
         """
         reduce = REDUCES[reduce]
-        given = read_input("propagate", edge_index, weight, flow)
-        # The plain tensor of an EdgeIndex is a new object each time: its calls cannot be counted.
+        given = read_input(function, edge_index, weight, flow)
         planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
         if planned and x.device.type in LEFT_TO_PYG and is_short_lived(given.pattern):
-            return None
+            return reasons.SHORT_LIVED
         try:
-            return cls(reduce, *reduction("propagate", given, size, x.device, flow, reduce))
-        except ValueError:
-            return None
+            return cls(reduce, *reduction(function, given, size, x.device, flow, reduce))
+        except ValueError as error:
+            return reasons.first_sentence(error)
 
     def multiply(self, x: Tensor) -> Tensor:
         return self.graph.aggregate(x, self.weights, reduce=self.over_entries)
 
 
-def takes(x: Any, values: Any = None) -> bool:
-    """Whether sparsetile computes the same product of ``x`` and weights as PyG.
+def refusal(x: Any, values: Any = None) -> str:
+    """Return why sparsetile does not compute the product of ``x`` and weights as PyG, or "".
 
     PyG promotes types, sparsetile does not. Under autocast everything has autocast's type.
     """
     if type(x) not in (Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
-        return False
-    if x.dtype not in VALUE_DTYPES or x.dim() < 2 or x.device.type not in ("cpu", "cuda"):
-        return False
+        return "features are not a plain tensor"
+    if x.dtype not in VALUE_DTYPES:
+        return f"features have dtype {str(x.dtype).removeprefix('torch.')}"
+    if x.dim() < 2:
+        return "features have one dimension"
+    if x.device.type not in ("cpu", "cuda"):
+        return f"features are on {x.device.type}"
     if values is None:
-        return True
+        return ""
     if not isinstance(values, Tensor) or values.dtype not in VALUE_DTYPES:
-        return False
-    cast = torch.is_autocast_enabled(x.device.type)
-    return values.device == x.device and (cast or values.dtype is x.dtype)
+        return "weights are not a float tensor"
+    if values.device != x.device:
+        return "weights and features are on different devices"
+    if values.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
+        return "weights and features have different types"
+    return ""
 
 
-def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | None:
-    """Return src · other, or None if PyG must compute it."""
-    if not takes(other) or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return None
-    flow = "source_to_target"
+def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | str:
+    """Return src · other of a torch sparse tensor, or why PyG must compute it."""
+    if why := reasons.traced():
+        return why
+    if reduce not in REDUCES:
+        return reasons.OTHER_REDUCE
     kind = kind_of(src)
-    if kind is Kind.EDGE_INDEX:
-        # As a matrix an EdgeIndex is A[edge_index[0], edge_index[1]], the transpose.
-        flow, shape = "target_to_source", tuple(src.sparse_size())
-    elif kind is Kind.TENSOR and src.layout is not torch.strided:
-        if not takes(other, src) or src.dim() != 2 or src.dense_dim():
-            return None
-        shape = tuple(src.shape)
-    else:
-        return None
-    if None in shape or shape[1] != other.shape[-2] or src.device != other.device:
-        return None
+    if kind is not Kind.TENSOR or src.layout is torch.strided:
+        return "the matrix is not a torch sparse tensor"
+    if why := refusal(other, src):
+        return why
+    if src.dim() != 2 or src.dense_dim():
+        return "the matrix is batched or has dense dimensions"
+    shape = tuple(src.shape)
+    if shape[1] != other.shape[-2]:
+        return reasons.SIZES
+    flow, size = "source_to_target", (shape[1], shape[0])
     given = read_input("spmm", src, None, flow)
-    if given.kind == "edges":
-        given = Given("edges", given.pattern)
-    size = (shape[1], shape[0])
-    graph, over_entries, weights = reduction("spmm", given, size, other.device, flow, reduce)
+    graph, over_entries, weights = reduction(
+        "spmm", given, size, other.device, flow, REDUCES[reduce]
+    )
     return graph.aggregate(other, weights, reduce=over_entries)
 
 
@@ -118,10 +130,93 @@ def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     "Call the layer outside of sparsetile.pyg.patch()."
                 )
             return src.multiply(other)
-        if reduce in REDUCES:
-            product = _matrix_product(src, other, REDUCES[reduce])
-            if product is not None:
+        if kind_of(src) is not Kind.EDGE_INDEX:  # PyG calls its ``matmul``
+            product = _matrix_product(src, other, reduce)
+            if isinstance(product, Tensor):
+                count("utils.spmm")
                 return product
+            count("utils.spmm", product)
         return original(src, other, reduce)
 
     return take_place(original, spmm)
+
+
+def _edges_product(
+    edges: Any, other: Tensor, value: Tensor | None, reduce: str, transpose: bool
+) -> Tensor | str:
+    """Return A · other of A[edges[0], edges[1]] or of its transpose, or why PyG must compute it."""
+    if why := reasons.traced():
+        return why
+    reduce = reduce.removeprefix("a") if reduce in ("amax", "amin") else reduce
+    if reduce not in REDUCES:
+        return reasons.OTHER_REDUCE
+    if other.dim() != 2:
+        return "features do not have two dimensions"
+    if _is_small(edges, other, value, reduce, transpose):
+        return "few edges: PyG is faster on a CPU"
+    if not (edges.is_sorted_by_col if transpose else edges.is_sorted_by_row):
+        return "edges are not sorted as matmul requires"
+    if why := refusal(other, value):
+        return why
+    if value is not None and (value.shape != edges.shape[1:] or value.layout is not torch.strided):
+        return reasons.WEIGHT_SHAPE
+    rows, columns = edges.get_sparse_size()
+    size = (rows, columns) if transpose else (columns, rows)
+    if size[0] != other.shape[0]:
+        return reasons.SIZES
+    if edges.device != other.device:
+        return reasons.DEVICES
+    flow = "source_to_target" if transpose else "target_to_source"
+    found = Edges.read("EdgeIndex.matmul", edges.as_tensor(), value, size, other, reduce, flow)
+    return found if isinstance(found, str) else found.multiply(other)
+
+
+def _is_small(
+    edges: Any, other: Tensor, value: Tensor | None, reduce: str, transpose: bool
+) -> bool:
+    """Whether PyG's product ends sooner on a CPU, and works."""
+    trained = value is not None and value.requires_grad
+    differentiated = trained or other.requires_grad
+    extremum = differentiated and reduce in ("max", "min")
+    least = LEAST_EXTREMUM if extremum else LEAST_ON_CPU
+    if not other.is_cpu or edges.as_tensor().shape[1] * other.shape[-1] >= least:
+        return False
+    # Where PyG 2.8 raises an error: its own values have torch's default type, and it gives the
+    # transpose's gradient the shape of the matrix.
+    if other.dtype is not torch.get_default_dtype() and (
+        value is None or other.dtype not in (torch.float32, torch.float64)
+    ):
+        return False
+    if not transpose or trained or not other.requires_grad:
+        return True
+    rows, columns = edges.get_sparse_size()
+    return bool(rows == columns)
+
+
+def new_edges_product(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the replacement of the product in ``EdgeIndex.matmul``, which ``utils.spmm`` calls."""
+
+    def _spmm(
+        original: Callable[..., Tensor], input: Any, other: Tensor, value: Tensor | None = None,
+        reduce: str = "sum", transpose: bool = False,
+    ) -> Tensor:  # fmt: skip
+        product = _edges_product(input, other, value, reduce, transpose)
+        if isinstance(product, Tensor):
+            count("EdgeIndex.matmul")
+            return product
+        count("EdgeIndex.matmul", product)
+        return original(input, other, value, reduce, transpose)
+
+    return take_place(original, _spmm)
+
+
+def new_matmul(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``EdgeIndex.__matmul__``: torch's own has no gradient for features."""
+
+    @functools.wraps(original)
+    def matmul(self: Any, other: Any) -> Any:
+        if torch.compiler.is_compiling() or type(other) not in (Tensor, torch.nn.Parameter):
+            return original(self, other)
+        return self.matmul(other)
+
+    return matmul

@@ -17,9 +17,10 @@ from typing import Any, cast
 
 from sparsetile.core.errors import describe
 from sparsetile.pyg.forwards import LAYERS, new_forward
-from sparsetile.pyg.matrix import new_spmm
+from sparsetile.pyg.matrix import new_edges_product, new_matmul, new_spmm
 from sparsetile.pyg.norms import clear_norms, new_gcn_norm
 from sparsetile.pyg.propagation import new_propagate
+from sparsetile.pyg.reporting import Report, clear_counts, report
 
 __all__ = ["Patch", "is_patched", "patch", "unpatch"]
 
@@ -47,6 +48,10 @@ class Patch:
         if self._mine:
             unpatch()
 
+    def report(self) -> Report:
+        """Return :func:`sparsetile.pyg.report`."""
+        return report()
+
 
 def is_patched() -> bool:
     """Return whether PyG runs on sparsetile now."""
@@ -58,7 +63,9 @@ def patch() -> Patch:
 
     What changes, for float tensors on the CPU or on CUDA:
 
-    - ``torch_geometric.utils.spmm``: products of torch sparse tensors and ``EdgeIndex``;
+    - ``torch_geometric.utils.spmm`` of torch sparse tensors;
+    - ``EdgeIndex.matmul`` and ``@``, which ``spmm`` calls too: every reduction has gradients for
+      features and values;
     - ``propagate`` of layers whose messages are neighbours, optionally times ``edge_weight``, and
       whose ``aggr`` is sum, mean, max or min. It stores nothing of size edges × features. Messages
       follow the layer's ``flow``: from ``edge_index[0]`` to ``edge_index[1]`` with
@@ -70,6 +77,7 @@ def patch() -> Patch:
 
     Everything else still runs in PyG: other layers (EdgeConv), hooks, explanations, integer
     features, ``torch_sparse.SparseTensor``, and code inside ``torch.compile`` and ``torch.jit``.
+    :func:`report` lists what ran where, and why.
 
     Returns
     -------
@@ -87,8 +95,15 @@ def patch() -> Patch:
         base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
         spmm = _pyg("torch_geometric.utils").spmm
         norm = _pyg("torch_geometric.nn.conv.gcn_conv").gcn_norm
-        _State.exchanged = {spmm: new_spmm(spmm), norm: new_gcn_norm(norm, is_patched)}
+        edges = _pyg("torch_geometric.edge_index")
+        _State.exchanged = {
+            spmm: new_spmm(spmm),
+            norm: new_gcn_norm(norm, is_patched),
+            edges._spmm: new_edges_product(edges._spmm),
+        }
+        clear_counts()
         _exchange(_State.exchanged)
+        edges.EdgeIndex.__matmul__ = new_matmul(edges.EdgeIndex.__matmul__)
         for kind in _layer_classes(base):
             _wrap(kind, base)
         for kind in _taken_layers():
@@ -117,6 +132,7 @@ def unpatch() -> None:
         base = _pyg("torch_geometric.nn.conv.message_passing").MessagePassing
         _exchange({new: old for old, new in _State.exchanged.items()})
         base._set_jittable_templates = _State.generate
+        del _pyg("torch_geometric.edge_index").EdgeIndex.__matmul__  # torch's own again
         for kind in _taken_layers():
             original = getattr(vars(kind).get("forward"), _MARK, None)
             if original is not None:
@@ -184,6 +200,11 @@ def _wrap(kind: type, base: type) -> None:
     generated, given = (vars(kind).get(name) for name in ("_jinja_propagate", "_orig_propagate"))
     if original is not generated or original is given:  # if both, nothing was generated
         return
-    wrapper = new_propagate(cast(Callable[..., Any], original), base, is_patched)
-    setattr(wrapper, _MARK, original)
-    kind.propagate = wrapper  # type: ignore[attr-defined]
+    # PyG binds the general one to a layer that is explained, and the generated one after that.
+    for names in (("propagate", "_jinja_propagate"), ("_orig_propagate",)):
+        replaced = cast(Callable[..., Any], vars(kind)[names[0]])
+        if not hasattr(replaced, _MARK):
+            wrapper = new_propagate(replaced, base, is_patched)
+            setattr(wrapper, _MARK, replaced)
+            for name in names:
+                setattr(kind, name, wrapper)
