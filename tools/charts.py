@@ -112,7 +112,8 @@ def draw(chart: Chart) -> None:
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": chart.name, "font.size": 10})
     figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
     for (label, points), colour in zip(chart.series.items(), COLOURS, strict=False):
-        axes.scatter(*zip(*points, strict=True), s=22, alpha=0.75, label=label, color=colour, lw=0)
+        sizes, speedups = zip(*points, strict=True)
+        axes.scatter(sizes, speedups, s=22, alpha=0.75, label=label, color=colour, lw=0)
     top = max(speedup for points in chart.series.values() for _, speedup in points)
     ticks = [tick for tick in (1, 2, 3, 4, 6, 8, 12, 16) if tick <= top * 1.1]
     axes.set(xscale="log", yscale="log", ylim=(0.8, top * 1.2))
