@@ -384,6 +384,18 @@ def test_every_mutation_that_was_not_noticed_is_named(problems, outcome: str):
     assert MUTATIONS[2].file in found and found.endswith(outcome)
 
 
+def test_mutations_may_wait_for_a_gpu_until_a_release(problems, tmp_path: Path):
+    record = a_record()
+    for entry in record["mutations"][: len(MUTATIONS) - LEAST]:
+        entry["outcome"] = "not run"
+    assert len(problems(record)) == len(MUTATIONS) - LEAST
+    assert check_mutations(tmp_path / RECORD_NAME, whole=False) == []
+    record["mutations"][-1]["outcome"] = "not run"
+    problems(record)
+    (found,) = check_mutations(tmp_path / RECORD_NAME, whole=False)
+    assert f"holds {LEAST - 1} mutations" in found
+
+
 def test_suites_that_did_not_run_without_mutations_are_named(problems):
     record = a_record()
     del record["suites"]["csr"], record["suites"]["gat"]
@@ -391,15 +403,17 @@ def test_suites_that_did_not_run_without_mutations_are_named(problems):
     assert "suites did not run without mutations (csr, gat)" in found
 
 
-def test_where_no_record_is_committed_the_readme_says_so():
-    """Run `make mutate` on an H200 after a change of kernels, and take the sentence out again."""
-    said = "has to be run again" in " ".join((ROOT / "README.md").read_text().split())
-    assert said == (not (ROOT / "results" / "h200" / RECORD_NAME).is_file())
+def test_the_readme_says_how_many_mutations_wait_for_a_gpu():
+    """Run `make mutate` on an H200 after a change of kernels, and correct the sentence."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    counts = json.loads((ROOT / "results" / "h200" / RECORD_NAME).read_text())["counts"]
+    left, whole = counts.get("not run", 0), sum(counts.values())
+    assert f"{whole - left} of {whole} mutations were, and {left} have yet to run" in readme
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
-def test_in_every_committed_record_all_were_noticed(path: Path):
-    assert check_mutations(path) == []
+def test_in_every_committed_record_all_that_ran_were_noticed(path: Path):
+    assert check_mutations(path, whole=False) == []
 
 
 def test_the_test_that_noticed_a_mutation_before_runs_first(tmp_path: Path):
