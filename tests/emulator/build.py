@@ -32,6 +32,7 @@ _FUNCTION = r"(?:template <bool kBrain>\n)?__device__ __forceinline__ \w+ {name}
 _ASSEMBLY = re.compile(r"asm\(.*?\);", re.DOTALL)
 # Files of the device tree whose instructions are emulated.
 _MMA, _PTX = "mma/mma.cuh", "ptx/ptx.cuh"
+_ELEMENT = "ptx/element.cuh"
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 
 
@@ -64,6 +65,16 @@ def _emulated_instructions(text: str) -> str:
     text = _ASSEMBLY.sub("std::abort();", text)
     first = '#include "ptx/element.cuh"\n'
     return text.replace(first, first + (HERE / "instructions.cuh").read_text(), 1)
+
+
+def _with_no_word(text: str) -> str:
+    """element.cuh with a word of no bytes: g++ reads the types of templates that nobody uses."""
+    declared = "struct WordOf;\n"
+    if text.count(declared) != 1:
+        raise RuntimeError("emulator: element.cuh must declare WordOf once. See build.py.")
+    return text.replace(
+        declared, f"{declared}template <>\nstruct WordOf<0> {{ using Type = u32; }};\n"
+    )
 
 
 def cache_key() -> str:
@@ -99,6 +110,8 @@ def _device_tree(folder: Path) -> Path:
         partial = work / "device"
         shutil.copytree(DEVICE_TREE, partial)
         shutil.copy(HERE / "ptx.cuh", partial / _PTX)
+        element = partial / _ELEMENT
+        element.write_text(_with_no_word(element.read_text()))
         mma = partial / _MMA
         mma.write_text(_emulated_instructions(mma.read_text()))
         for name in ("host_cuda.h", "host_threads.h"):

@@ -10,7 +10,10 @@ from torch import Tensor
 import sparsetile as st
 from tests.contracts.cases import csr_of, random_matrix, with_dense_row
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
