@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsetile.pyg
-from sparsetile.nn import cache, clear_graph_cache
+from sparsetile.nn import cache
 from sparsetile.pyg import matrix
 from tests.nn.cases import Largest, weights_of, without_parallel_edges
 
@@ -21,14 +21,6 @@ from torch_geometric.utils import spmm
 ROWS, COLUMNS, WIDTH = 30, 24, 6
 REDUCES = ["sum", "add", "mean", "max", "min", "amax", "amin"]
 SMALL = "few edges: PyG is faster on a CPU"
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    clear_graph_cache()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import sparsetile.pyg
 from sparsetile import nn as ours
-from sparsetile.nn import clear_graph_cache
 from sparsetile.pyg import forwards
 from tests.nn.cases import FLOWS, NODES, WIDTH, directed_graph, pyg, weights_of
 
@@ -39,14 +38,6 @@ TAKEN: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (FEATURES,),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    clear_graph_cache()
 
 
 @pytest.fixture

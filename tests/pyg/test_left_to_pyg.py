@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,21 +12,12 @@ from torch import Tensor
 
 import sparsetile.pyg
 from sparsetile import nn as ours
-from sparsetile.nn import clear_graph_cache
 from sparsetile.pyg import forwards, matrix
 from tests.host import OnGPU
 from tests.nn.cases import NODES, WIDTH, directed_graph, pyg
 
 EDGES = directed_graph()
 FEATURES = torch.randn(EDGES.shape[1], 3)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    clear_graph_cache()
 
 
 def hooked(register: str) -> Any:

@@ -74,14 +74,6 @@ OWN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    clear_graph_cache()
-
-
 @pytest.fixture
 def products(monkeypatch):
     """Shapes of the features that sparsetile multiplied with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 
 import sparsetile.pyg
 from sparsetile import nn as ours
-from sparsetile.nn import cache, clear_graph_cache
+from sparsetile.nn import cache
 from sparsetile.pyg import matrix, reporting
 from sparsetile.pyg.reporting import count
 from tests.locks import waits_for
@@ -20,15 +20,6 @@ from tests.nn.cases import NODES, WIDTH, directed_graph, pyg, weights_of, withou
 EDGES = directed_graph()
 X = torch.randn(NODES, WIDTH)
 FEATURES = torch.randn(EDGES.shape[1], 3)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    reporting.clear_counts()
-    clear_graph_cache()
 
 
 def edge_conv() -> Any:

@@ -10,19 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import sparsetile.pyg
-from sparsetile.nn import clear_graph_cache
 from tests.nn.cases import NODES, WIDTH, directed_graph, pyg
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CLASSES = 3
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    clear_graph_cache()
-    yield
-    sparsetile.pyg.unpatch()
-    clear_graph_cache()
 
 
 class Net(nn.Module):
