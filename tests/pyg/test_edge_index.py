@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparsetile.pyg import matrix
 from tests.nn.cases import Largest, weights_of, without_parallel_edges
 
 pytest.importorskip("torch_geometric")
+import torch_geometric.edge_index
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import spmm
 
@@ -319,3 +321,36 @@ def test_edges_that_are_new_in_each_step_are_pyg_s_on_a_gpu(constants, every_siz
         torch.testing.assert_close(edges.matmul(other, value), expected)
     (row,) = patched.report().rows
     assert row.ran == "PyG" and "new in each step" in row.why
+
+
+def test_a_product_of_two_edge_indexes_is_pyg_s():
+    """PyG 2.8 with torch 2.13 has the pair of its result refused by torch's dispatcher."""
+    edges = graph("row", columns=ROWS)
+
+    def what() -> tuple[type, str] | list[Tensor]:
+        try:
+            return [each.as_subclass(Tensor) for each in edges @ edges]
+        except RuntimeError as error:
+            return type(error), str(error)[:20]
+
+    without = what()
+    with sparsetile.pyg.patch():
+        found = what()
+    assert str(found) == str(without)
+
+
+def test_a_product_is_not_of_the_transpose_unless_it_says_so(every_size):
+    edges = graph("row", columns=ROWS)
+    other, _ = operands(edges, False, "none")
+    with sparsetile.pyg.patch():
+        found = torch_geometric.edge_index._spmm(edges, other)
+    assert ran() == [("EdgeIndex.matmul", "sparsetile", 1)]
+    torch.testing.assert_close(found, reference(edges, other, None, "sum", False))
+
+
+def test_a_batch_of_matrices_is_pyg_s():
+    batch = torch.eye(3).expand(2, 3, 3).to_sparse_csr()
+    with sparsetile.pyg.patch(), contextlib.suppress(RuntimeError, ValueError):
+        spmm(batch, torch.ones(2, 3, 4))
+    (row,) = sparsetile.pyg.report().rows
+    assert (row.ran, row.why) == ("PyG", "the matrix is batched or has dense dimensions")
