@@ -53,7 +53,7 @@ struct Sum {
 
 // A chunk's operands: lane l has those of entry l.
 struct Entry {
-  int row = 0;  // of C
+  int row = 0;            // of C
   int number = kNoEntry;  // its place in that row of A
   Acc weight = Acc(1);
 };
@@ -99,11 +99,11 @@ __device__ __forceinline__ void add_entries(const Params& p, const Entry& own, i
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4) spmm_won(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 4)
+    spmm_won(const __grid_constant__ Params p) {
   const GroupWork work = group_work<kLanes, kThreads>(blockIdx.x, p.item_end, p.block_end);
   const int lane = threadIdx.x % kLanes;
-  const int4 item =
-      work.index < work.end ? __ldg(p.items + work.index) : make_int4(-1, 0, 0, -1);
+  const int4 item = work.index < work.end ? __ldg(p.items + work.index) : make_int4(-1, 0, 0, -1);
   const int column = blockIdx.y * kSlab + lane * kVec;
   const i64 from = i64(blockIdx.z) * p.grad_batch_stride + (column < p.n ? column : 0);
   const Place* places = static_cast<const Place*>(p.places) + from;
