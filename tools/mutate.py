@@ -13,7 +13,8 @@ before the others of its suite: it takes seconds, the whole suite a minute. Muta
 a test start first.
 
 The result is ``results/<gpu>/mutations.json``, which CI checks with :func:`check_mutations`. What
-``--seconds`` did not leave time for is "not run" there, and ``--rest`` runs it.
+``--seconds`` did not leave time for is "not run", the record is called ``mutations.partial.json``,
+and ``--rest`` runs what is left of it.
 ``--compile`` compiles every mutant instead and shows that the change reaches the generated code.
 """
 
@@ -44,6 +45,7 @@ from tools.record import ROOT, machine_facts, passed_files, read_proof, write_js
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "mutations.json"
+PARTIAL_NAME = "mutations.partial.json"  # of a run that had no time for some
 LEAST = 150  # mutations that a record must have
 TEST_SECONDS = 45.0  # a test takes a second or two, compiling included; longer is a hang
 JOB_SECONDS = 240.0
@@ -200,7 +202,7 @@ def collect(
     left = [mutation for mutation in chosen if _key(_facts(mutation)) not in settled]
     used = [entry["suite"] for entry in kept] + [mutation.suite for mutation in left]
     suites = {name: suites[name] for name in dict.fromkeys(used) if name in suites}
-    known = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
+    known = sorted((ROOT / "results").glob("*/mutations*.json"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         missing = dict.fromkeys(name for name in used if name not in suites)
@@ -253,11 +255,8 @@ def suites_not_run(record: dict[str, Any]) -> str:
     return ", ".join(name for name in used if name not in record.get("suites", ()))
 
 
-def check_mutations(path: str | os.PathLike[str], whole: bool = True) -> list[str]:
-    """Return what is wrong with a record of the mutation run, one sentence each.
-
-    A release needs the ``whole`` record. Before, some mutations may wait for a GPU: "not run".
-    """
+def check_mutations(path: str | os.PathLike[str]) -> list[str]:
+    """Return what is wrong with a record of the mutation run, one sentence each."""
     again = "run `make mutate` on that GPU again"
     record, problems = read_proof(path, SCHEMA, again)
     if not record:
@@ -267,16 +266,15 @@ def check_mutations(path: str | os.PathLike[str], whole: bool = True) -> list[st
         isinstance(entry, dict) and "outcome" in entry for entry in entries
     ):
         return [f"{path}: does not list an outcome per mutation; {again}"]
-    ran = [entry for entry in entries if whole or entry["outcome"] != "not run"]
-    if len(ran) < LEAST:
-        problems.append(f"{path}: holds {len(ran)} mutations, {LEAST} are the least; {again}")
+    if len(entries) < LEAST:
+        problems.append(f"{path}: holds {len(entries)} mutations, {LEAST} are the least; {again}")
     found = {_key(entry) for entry in entries}
     wanted = {_key(_facts(each)) for each in MUTATIONS}
     if found != wanted:
         problems.append(f"{path}: tools/mutations.py changed since it was written; {again}")
     if absent := suites_not_run(record):
         problems.append(f"{path}: suites did not run without mutations ({absent}); {again}")
-    for entry in ran:
+    for entry in entries:
         if entry["outcome"] not in NOTICED:
             problems.append(
                 f"{path}: {entry.get('file')}: {entry.get('before')!r} -> {entry.get('after')!r} "
@@ -337,8 +335,11 @@ def main(arguments: Sequence[str]) -> int:
     if asked.only and asked.out is None:
         note("mutate: part of the mutations ran: the record was left as it is")
     else:
-        folder = asked.out or ROOT / "results"
-        note(f"mutate: wrote {write_json(record, folder / record['gpu']['slug'] / RECORD_NAME)}")
+        folder = (asked.out or ROOT / "results") / record["gpu"]["slug"]
+        left = any(entry["outcome"] == "not run" for entry in record["mutations"])
+        note(
+            f"mutate: wrote {write_json(record, folder / (PARTIAL_NAME if left else RECORD_NAME))}"
+        )
     noticed = all(entry["outcome"] in NOTICED for entry in record["mutations"])
     return int(not noticed or bool(absent))
 
