@@ -161,6 +161,19 @@ def test_long_windows_with_nan_and_inf_are_computed_by_a_second_launch(dtype, st
         assert torch.equal(C.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
 
 
+def test_a_second_launch_adds_to_c_only_in_the_pieces_that_it_computes_again():
+    csr = whole_numbers(random_matrix(40, 9000, 0.08))
+    plan, exact = VOLTRIX.plan(csr, 200), st.plan(csr, 200, system="csr")
+    B = zeros_and_ones(csr, 200)
+    B[17, 70], B[80, 71] = float("inf"), float("nan")  # one piece of 32 columns
+    C = torch.randint(-3, 4, (40, 200), device="cuda").float()
+    found, expected = C.clone(), C.clone()
+    plan.run(B, out=found, beta=1)
+    exact.run(B, out=expected, beta=1)
+    assert torch.equal(found.isnan(), expected.isnan()) and bool(expected.isnan().any())
+    assert torch.equal(found.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
+
+
 def test_two_streams_do_not_share_partial_sums():
     csr = whole_numbers(random_matrix(20, 20_000, 0.05))
     plan = VOLTRIX.plan(csr, 64)

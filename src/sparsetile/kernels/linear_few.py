@@ -119,5 +119,4 @@ LINEAR_FEW = KernelSpec(
     configs=_configs,
     shared_memory=True,
     # On sm_80, pairs with blocks of 32 and eight warps keep two words in local memory.
-    allowed_spills=8,
 )
