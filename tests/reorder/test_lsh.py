@@ -11,7 +11,7 @@ import torch
 
 import sparsetile as st
 from sparsetile.formats.column_pairs import distinct_pairs
-from sparsetile.reorder.lsh import _hashed, lsh
+from sparsetile.reorder.lsh import hashed, lsh
 from tests.contracts.cases import csr_of, random_matrix
 
 
@@ -40,13 +40,13 @@ def test_two_rows_agree_in_a_signature_as_often_as_their_jaccard_similarity():
     numbers = torch.arange(90)
     left, right = numbers[:60], numbers[30:]  # 30 of 90 in common
     agree = sum(
-        int(_hashed(left, seed).min()) == int(_hashed(right, seed).min()) for seed in range(3000)
+        int(hashed(left, seed).min()) == int(hashed(right, seed).min()) for seed in range(3000)
     )
     assert abs(agree / 3000 - 1 / 3) < 4 * (1 / 3 * 2 / 3 / 3000) ** 0.5
 
 
 def test_hashes_have_31_bits_and_hardly_meet():
-    hashes = _hashed(torch.arange(200_000), 0)
+    hashes = hashed(torch.arange(200_000), 0)
     assert int(hashes.min()) >= 0 and 2**30 < int(hashes.max()) < 2**31
     assert torch.unique(hashes).numel() > 200_000 - 40  # 9 are expected to meet
 

@@ -121,7 +121,7 @@ def plan(
     reorder : str or Tensor [M]
         Row order: ``auto`` (one that is predicted to pay off within ``expected_runs`` products,
         else the given order), ``identity`` (the given order), ``rcm``, ``louvain``, ``lsh``,
-        ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
+        ``merging``, ``rabbit``, ``affinity``, ``locality`` (and its stages ``locality-mst`` and
         ``locality-2opt``), or a permutation of the rows.
     reorder_columns : bool
         Also renumber A's columns, in the order of their first use, so that rows of B that are

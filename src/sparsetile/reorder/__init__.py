@@ -11,6 +11,7 @@ from sparsetile.reorder.affinity import affinity
 from sparsetile.reorder.locality import locality
 from sparsetile.reorder.louvain import louvain
 from sparsetile.reorder.lsh import lsh
+from sparsetile.reorder.merging import merging
 from sparsetile.reorder.permutation import Permutation, Reorderer
 from sparsetile.reorder.rabbit import rabbit
 from sparsetile.reorder.rcm import rcm
@@ -38,6 +39,7 @@ REORDERERS: dict[str, Reorderer] = {
     "louvain": louvain,
     "rabbit": rabbit,
     "lsh": lsh,
+    "merging": merging,
     "affinity": affinity,
     "locality": locality,
     "locality-mst": _locality_stage("locality-mst", two_opt=False),

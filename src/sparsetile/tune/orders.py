@@ -57,11 +57,13 @@ class OrderCost:
         return first + fixed + entry * csr.nnz
 
 
-# Cheapest first. ``lsh`` runs on A's device: on an H200 1.1 ms and 0.4 ns an entry; counting the
-# pairs again takes 3 ms and 1 ns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us
-# an entry (docs/explanation/notes/reordering.md).
+# Cheapest first. ``lsh`` and ``merging`` run on A's device: on an H200 1.1 ms and 0.4 ns an entry,
+# 20 ms (their launches) and 4 to 7 ns; counting the pairs again takes 3 ms and 1 ns. ``affinity``
+# always runs on one core of the host, 0.1 to 0.5 us an entry
+# (docs/explanation/notes/reordering.md).
 ORDERS = {
     "lsh": OrderCost(gpu=(4e-3, 1.4e-9), host=(2e-3, 60e-9)),
+    "merging": OrderCost(gpu=(23e-3, 8e-9), host=(20e-3, 2e-6)),
     "affinity": OrderCost(
         gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True,
         module="sparsetile.reorder.affinity_numba", first_use=10.0,
