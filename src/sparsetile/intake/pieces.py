@@ -52,13 +52,13 @@ def row_pieces(indptr: Tensor, limit: int) -> list[RowPiece]:
     share = -(-total // max(-(-total // room), 1))
     pieces, first_row, begin = list[RowPiece](), 0, 0
     while first_row < rows:
-        # Ends after the share, if that is within the limit, so that a few long rows do not add a
-        # piece at the end.
-        ends = torch.tensor([begin + share, begin + room], device=indptr.device)
-        near = torch.searchsorted(indptr, ends.to(indptr.dtype), right=True)
-        after, last = (near + torch.tensor([0, -1], device=indptr.device)).tolist()
-        end_row = min(max(min(after, last), first_row + 1), rows)
+        # Ends once it has its share, if that is within the limit: a few long rows add no piece.
+        enough = torch.searchsorted(indptr, begin + share)
+        most = torch.searchsorted(indptr, begin + room, right=True) - 1
+        near = int(torch.minimum(enough, most))
+        end_row = min(max(near, first_row + 1), rows)
         end = int(indptr[end_row])
+        end_row = rows if end == total else end_row
         pieces.append(RowPiece(first_row, end_row, begin, end))
         first_row, begin = end_row, end
     return pieces
