@@ -50,7 +50,7 @@ from sparsetile.launch.geometry import (
 from sparsetile.launch.interface import Epilogue
 from sparsetile.launch.kept import KeptLaunches
 
-__all__ = ["direct_product", "direct_sddmm", "takes_arrays"]
+__all__ = ["direct_product", "direct_sddmm", "product_into", "takes_arrays"]
 
 # Blocks of an SM that stride over the list of long rows.
 _WIDE_BLOCKS_PER_SM = 8
@@ -227,21 +227,21 @@ def direct_product(
     else:
         out = B.new_empty((*shape[:-2], rows, n), dtype=out_dtype or B.dtype)
     if out.numel():
-        _multiply(indptr, indices, values, B, out, reduce, epilogue, out_dtype)
+        product_into(indptr, indices, values, B, out, reduce, epilogue, out_dtype)
     return out
 
 
-def _multiply(
+def product_into(
     indptr: Tensor,
     indices: Tensor,
     values: Tensor | None,
     B: Tensor,
     out: Tensor,
-    reduce: str,
-    epilogue: Epilogue | None,
-    out_dtype: torch.dtype | None,
+    reduce: str = "sum",
+    epilogue: Epilogue | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a product into rows of C: contiguous ones of each matrix."""
+    """Write a product into rows of C: contiguous ones of each matrix, at least one element."""
     shape, entries, pointer = B.shape, indices.shape[0], B.data_ptr()
     rows, cols = indptr.shape[0] - 1, shape[-2]
     device, kind = B.get_device(), (B.stride(), pointer & 15, B.dtype)
@@ -252,7 +252,7 @@ def _multiply(
             for piece in _row_pieces(indptr, indices, cols):
                 some = None if values is None else values[piece.entries]
                 own = piece.pointers(indptr), indices[piece.entries], some
-                _multiply(*own, B, out[..., piece.rows, :], reduce, epilogue, out_dtype)
+                product_into(*own, B, out[..., piece.rows, :], reduce, epilogue, out_dtype)
             return
         B = reachable(B)
         pointer = B.data_ptr()
@@ -260,7 +260,7 @@ def _multiply(
         pieces = _pieces(found, batch_count(B))
         if len(pieces) > 1:
             for cut in pieces:
-                _multiply(indptr, indices, values, B[cut], out[cut], reduce, epilogue, out_dtype)
+                product_into(indptr, indices, values, B[cut], out[cut], reduce, epilogue, out_dtype)
             return
         if epilogue is None and out_dtype is None and pointer & 15 == kind[1]:
             _recent.keep(exact, found)
@@ -332,11 +332,11 @@ def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tenso
     """
     rows, entries, n = indptr.shape[0] - 1, indices.shape[0], B.shape[-1]
     if entries >= entry_limit() and rows > 1:
-        found = torch.empty(entries, dtype=_sum_type(B), device=B.device)
+        sums = torch.empty(entries, dtype=_sum_type(B), device=B.device)
         for piece in _row_pieces(indptr, indices, B.shape[-2]):
             own = piece.pointers(indptr), indices[piece.entries], G[..., piece.rows, :]
-            found[piece.entries] = direct_sddmm(*own, B)
-        return found
+            sums[piece.entries] = direct_sddmm(*own, B)
+        return sums
     G, B, batches = reachable(G), reachable(B), batch_count(B)
     out = B.new_empty((batches, entries), dtype=_sum_type(B))
     if not (entries and rows and n and batches):
