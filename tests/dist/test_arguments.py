@@ -26,7 +26,7 @@ def found(rows: int, cols: int, partition, columns=None, parts: int = 3):
 @pytest.mark.parametrize(
     "partition, error, text",
     [
-        ("best", ValueError, "plan: partition must be one of ['auto', 'even', 'identity'"),
+        ("best", ValueError, "plan: partition must be one of ['auto', 'even', 'metis', 'identity'"),
         (torch.rand(90), TypeError, "plan: partition must be a name or a 1-D tensor of whole"),
         (torch.ones(3, 3).long(), TypeError, "got torch.int64 of shape (3, 3)."),
         (

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.dist.agreement import Agreement
+from sparsetile.dist.checkpoint import load_values, state_of
 from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain, report
@@ -105,6 +106,7 @@ class DistributedPlan:
         self._exchange = Exchange(ranks, halo, sent_rows, self.n)
         self._exchange.prepare()
         self._follow = found.follow
+        self._given: Tensor | None = None  # trained values that the plan follows
         self._check = check
         self._agreement = Agreement(ranks, "run", free=("alpha",))
         self._flat = FlatPlan(remote.flat[1])
@@ -210,6 +212,7 @@ class DistributedPlan:
             products follow it and gradients flow into it. They stay on this rank.
         """
         check_values("update_values", self._csr, self.dtype, values)
+        self._given = values if values.requires_grad else None
         if values.requires_grad:
             csr = self._csr
             self._follow = lambda: csr.canonical_values(values)
@@ -222,6 +225,41 @@ class DistributedPlan:
             self._local.update_values(canonical[self._halo.local_entries])
             self._remote.update_values(canonical[self._halo.remote_entries])
         return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return A's values for ``torch.distributed.checkpoint``; every rank must call it.
+
+        A checkpoint may be loaded on another number of ranks. Plan there, load into that plan's
+        ``state_dict()``, and pass the result to :meth:`load_state_dict`.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the values of a state that was loaded; every rank must call it.
+
+        Trained values that were given to :meth:`update_values` are written in place.
+
+        Raises
+        ------
+        ValueError
+            The state is of another matrix, or of another order of its rows.
+        """
+        values = load_values(self, state)
+        if values is None:
+            return
+        entries = self._csr.entry_map
+        if entries is not None:  # in the order of the share's own entries
+            if entries.numel() != values.numel():
+                raise value_error(
+                    "load_state_dict", "A", "without several entries of one place",
+                    f"{entries.numel()} entries at {values.numel()} places", "Add them up first",
+                )  # fmt: skip
+            values = values[entries]
+        if self._given is not None:
+            with torch.no_grad():
+                self._given.copy_(values)
+        else:
+            self.update_values(values)
 
     def _values(self, given: Tensor | None) -> Tensor | None:
         """Values of this rank's rows for one product; None for the plan's own."""

@@ -59,6 +59,7 @@ def plan(
     partition : str or Tensor
         ``auto``: contiguous shares of equal predicted time. A row order (``affinity``, ``rcm``,
         ...): the same after reordering rows and columns, so that communities stay together.
+        ``metis``: METIS's parts, if pymetis is installed.
         ``even``: shares of equal size, as in a DTensor. A tensor: first rows [ranks + 1], or the
         rank of each row [M], such as a graph partitioner finds.
     columns : sequence of int [ranks + 1], optional
