@@ -315,10 +315,10 @@ def halo_to_itself(group: Any, device: torch.device, sizes: Sizes) -> Iterator[d
         # run() of one rank uses the plain plan; these are the functions for several ranks.
         def product(made: DistributedPlan = made, B: Tensor = B, **more: Any) -> Tensor:
             options: dict[str, Any] = {"bias": None, "relu": False, "out_dtype": None, **more}
-            return made._fused(B, (None, None), 1.0, **options).to(B.dtype)
+            return made._fused(B, (None, None, None), 1.0, **options).to(B.dtype)
 
         def tracked(leaf: Tensor, made: DistributedPlan = made) -> Tensor:
-            return made._differentiable(leaf, (None, None), 1.0, "sum", None, False, None)
+            return made._differentiable(leaf, (None, None, None), 1.0, "sum", None, False, None)
 
         def sent(exchange: Exchange = made._exchange, B: Tensor = B) -> None:
             exchange.start(B, keep=False)[1].wait()

@@ -83,3 +83,21 @@ def test_a_matrix_without_entries_or_a_B_without_columns_is_not_reloaded():
 
 def test_the_cache_is_the_smallest_that_plans_are_made_for():
     assert SMALLEST_L2_BYTES == 40 * 2**20 < H200.l2_bytes
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("far", [False, True])
+def test_of_very_many_entries_stretches_stand_for_all(far, ordered, constants):
+    columns = torch.stack([torch.randperm(ROWS)[:EACH] for _ in range(ROWS)]) if far else None
+    A = band() if columns is None else matrix(columns)
+    order = torch.randperm(ROWS) if ordered else None
+    exact = l2_reload_factor(A, order, ROW_BYTES)
+    constants(l2_reloads, MOST_ENTRIES=A.nnz - 1, SAMPLED_ENTRIES=2048)
+    assert l2_reload_factor(A, order, ROW_BYTES) == pytest.approx(exact, rel=0.1)
+
+
+def test_a_row_longer_than_a_stretch_is_counted_once(constants):
+    indices = torch.arange(ROWS, dtype=torch.int32)
+    A = CSR(torch.tensor([0, ROWS]), indices, None, (1, ROWS))
+    constants(l2_reloads, MOST_ENTRIES=100, SAMPLED_ENTRIES=10)
+    assert l2_reload_factor(A, None, ROW_BYTES) == 1.0

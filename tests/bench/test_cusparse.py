@@ -15,6 +15,7 @@ from sparsetile.bench.baselines import BASELINES, Operands
 from sparsetile.bench.worker import judge
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.data.generators import generate
+from sparsetile.intake import CSR
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -126,12 +127,22 @@ def test_a_column_major_operand_is_refused(fake: _FakeLibrary) -> None:
         cusparse.CsrSpmm(csr, torch.ones(200), torch.zeros(8, 50).t(), torch.zeros(50, 8), 1)
 
 
-def test_more_entries_than_32_bit_offsets_hold_are_refused(fake: _FakeLibrary) -> None:
-    class Huge:
-        nnz = 2**31
+class _Huge(CSR):
+    """A matrix that says it has 2^31 entries."""
 
-    with pytest.raises(UnsupportedError, match="32-bit offsets cannot hold 2147483648 entries"):
-        cusparse._sparse(Huge(), torch.ones(1))  # type: ignore[arg-type]
+    @property
+    def nnz(self) -> int:
+        return 2**31
+
+
+def test_offsets_have_64_bits_only_if_32_do_not_suffice(fake: _FakeLibrary) -> None:
+    csr = generate("power_law", rows=50, nnz=200, seed=1)
+    huge = _Huge(csr.indptr, csr.indices, None, csr.shape)
+    cusparse._sparse(csr, torch.ones(200))
+    cusparse._sparse(huge, torch.ones(200))
+    usual, wide = (arguments for name, arguments in fake.calls if name == "cusparseCreateCsr")
+    assert usual[7:9] == (2, 2)
+    assert wide[3] == 2**31 and wide[4] == csr.indptr.data_ptr() and wide[7:9] == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["cusparse-sddmm", "torch-sddmm"])

@@ -13,7 +13,10 @@ from sparsetile.plan.planner import build_plan
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.base import System
 
-__all__ = ["Subject", "subjects"]
+__all__ = ["Subject", "in_pieces", "subjects"]
+
+# Entries from which the contract's matrices count as too large for one schedule.
+PIECE_ENTRIES = 200
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Subject:
 
     name: str
     ablation: str | None
+    pieces: bool = False  # whether matrices are multiplied as if they had 2^31 entries or more
 
     @property
     def system(self) -> System:
@@ -50,7 +54,8 @@ class Subject:
         return build_plan(A, n, system=self.name, ablation=self.ablation, **options)
 
     def __str__(self) -> str:
-        return self.name if self.ablation is None else f"{self.name}-{self.ablation}"
+        name = f"{self.name}-pieces" if self.pieces else self.name
+        return name if self.ablation is None else f"{name}-{self.ablation}"
 
 
 def subjects() -> list[Subject]:
@@ -60,3 +65,8 @@ def subjects() -> list[Subject]:
         for name in sorted(SYSTEMS)
         for ablation in SYSTEMS[name].contract_ablations
     ]
+
+
+def in_pieces() -> list[Subject]:
+    """The exact systems, which also multiply matrices of 2^31 entries or more."""
+    return [Subject(name, None, True) for name in sorted(SYSTEMS) if SYSTEMS[name].exact_on]

@@ -24,7 +24,7 @@ from tests.contracts.cases import (
     tf32,
     with_dense_row,
 )
-from tests.contracts.subjects import Subject, subjects
+from tests.contracts.subjects import PIECE_ENTRIES, Subject, in_pieces, subjects
 
 WIDTHS = (0, 1, 7, 32, 130)
 
@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" not in metafunc.fixturenames:
         return
     pairs, ids = [], []
-    for subject, (kind, marks) in itertools.product(subjects(), kinds()):
+    for subject, (kind, marks) in itertools.product([*subjects(), *in_pieces()], kinds()):
         if kind == "cuda" or kind in subject.system.devices:
             pairs.append(pytest.param(subject, kind, marks=marks))
             ids.append(f"{subject}-{kind}")
@@ -57,8 +57,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture
-def system(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Subject]:
+def system(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Subject]:
     subject: Subject = request.param
+    if subject.pieces:
+        monkeypatch.setenv("SPARSETILE_ENTRY_LIMIT", str(PIECE_ENTRIES))
     if device.type not in subject.system.devices:
         pytest.skip(f"{subject} does not run on {device.type}")
     if device.type == "cuda":

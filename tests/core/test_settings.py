@@ -12,6 +12,7 @@ NAMES = (
     "SPARSETILE_CACHE_DIR",
     "SPARSETILE_CACHE_MEGABYTES",
     "SPARSETILE_DATA_DIR",
+    "SPARSETILE_ENTRY_LIMIT",
     "SPARSETILE_TUNE_DIR",
     "XDG_CACHE_HOME",
 )
@@ -64,16 +65,35 @@ def test_rejects_an_invalid_cache_limit(text, environment):
     )
 
 
+@pytest.mark.parametrize("text, limit", [(None, 2**31), ("", 2**31), ("2", 2), ("1000", 1000)])
+def test_a_lower_limit_of_entries_is_seen_at_once(text, limit, environment):
+    environment(SPARSETILE_ENTRY_LIMIT=text)
+    assert settings.entry_limit() == limit
+
+
+@pytest.mark.parametrize("text", ["0", "1", "-5", "many", "2147483649"])
+def test_rejects_a_limit_of_entries_that_kernels_cannot_number(text, environment):
+    environment(SPARSETILE_ENTRY_LIMIT=text)
+    with pytest.raises(ValueError) as caught:
+        settings.entry_limit()
+    assert str(caught.value) == (
+        "settings: SPARSETILE_ENTRY_LIMIT must be a whole number from 2 to 2147483648, "
+        f"got {text!r}. Unset it: only tests need it."
+    )
+
+
 def test_the_description_names_every_setting_with_the_value_in_force(environment):
     environment(
         SPARSETILE_CACHE_DIR="kernels",
         SPARSETILE_CACHE_MEGABYTES="9",
         SPARSETILE_DATA_DIR="matrices",
+        SPARSETILE_ENTRY_LIMIT="1000",
         SPARSETILE_TUNE_DIR="timings",
     )
     assert settings.describe_settings() == {
         "SPARSETILE_CACHE_DIR": "kernels",
         "SPARSETILE_CACHE_MEGABYTES": "9",
         "SPARSETILE_DATA_DIR": "matrices",
+        "SPARSETILE_ENTRY_LIMIT": "1000",
         "SPARSETILE_TUNE_DIR": "timings",
     }

@@ -26,7 +26,7 @@ def found(rows: int, cols: int, partition, columns=None, parts: int = 3):
 @pytest.mark.parametrize(
     "partition, error, text",
     [
-        ("best", ValueError, "plan: partition must be one of ['auto', 'even', 'identity'"),
+        ("best", ValueError, "plan: partition must be one of ['auto', 'even', 'metis', 'identity'"),
         (torch.rand(90), TypeError, "plan: partition must be a name or a 1-D tensor of whole"),
         (torch.ones(3, 3).long(), TypeError, "got torch.int64 of shape (3, 3)."),
         (
@@ -96,7 +96,7 @@ def test_wrong_arguments_are_named_on_every_rank(workers):
         "device": "plan: device must be a device such as cpu or cuda:0, got 'nowhere'.",
         "backend": "plan: device must be cpu with the backend gloo, got meta.",
         "dtype": "plan: dtype must be one of torch.float16, torch.bfloat16,",
-        "exchange": "plan: exchange must be one of ['auto', 'all_to_all', 'all_gather'], got",
+        "exchange": "plan: exchange must be one of ['auto', 'all_to_all', 'all_gather', 'fewest'],",
         "check": "plan: check must be one of ['auto', 'always', 'first'], got 'never'.",
     }
     for texts in workers.run(refusals, 2):

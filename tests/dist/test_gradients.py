@@ -58,21 +58,23 @@ def gradients(group, exchange: str, partition: str, lead: tuple[int, ...], optio
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather", "fewest"])
 def test_gradients_of_b_values_and_bias(workers, ranks, exchange):
     options = {"alpha": 0.5, "relu": True}
     workers.run(gradients, ranks, exchange=exchange, partition="uneven", lead=(), options=options)
 
 
+@pytest.mark.parametrize("exchange", ["all_to_all", "fewest"])
 @pytest.mark.parametrize("lead", [(3,), (2, 2)])
-def test_gradients_of_batches(workers, lead):
-    workers.run(gradients, 3, exchange="all_to_all", partition="auto", lead=lead, options={})
+def test_gradients_of_batches(workers, lead, exchange):
+    workers.run(gradients, 3, exchange=exchange, partition="auto", lead=lead, options={})
 
 
+@pytest.mark.parametrize("exchange", ["all_to_all", "fewest"])
 @pytest.mark.parametrize("reduce", ["mean"])
-def test_gradients_of_the_mean(workers, reduce):
+def test_gradients_of_the_mean(workers, reduce, exchange):
     options = {"reduce": reduce}
-    workers.run(gradients, 3, exchange="all_to_all", partition="auto", lead=(), options=options)
+    workers.run(gradients, 3, exchange=exchange, partition="auto", lead=(), options=options)
 
 
 def extremum_gradients(group, reduce: str) -> None:
@@ -94,7 +96,7 @@ def test_gradients_of_extrema(workers, reduce):
     workers.run(extremum_gradients, 3, reduce=reduce)
 
 
-def second_gradients(group) -> None:
+def second_gradients(group, exchange: str) -> None:
     csr = whole_numbers(90, 90, 0.06)
     B = torch.linspace(-1, 1, 90 * WIDTH, dtype=torch.float64).reshape(90, WIDTH)
 
@@ -103,7 +105,7 @@ def second_gradients(group) -> None:
         first = torch.autograd.grad(loss, B, create_graph=True)[0]
         return torch.autograd.grad((first**2).sum(), (B, values))
 
-    made = st_dist.plan(csr, WIDTH, group)
+    made = st_dist.plan(csr, WIDTH, group, exchange=exchange)
     mine = entries_of(csr, made)
     expected = twice(st.plan(csr, WIDTH), leaf(B), leaf(csr.values))
     found = twice(made, leaf(made.shard(B)), leaf(csr.values[mine]))
@@ -111,9 +113,10 @@ def second_gradients(group) -> None:
     assert torch.allclose(found[1], expected[1][mine])
 
 
+@pytest.mark.parametrize("exchange", ["auto", "fewest"])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_gradients_of_gradients(workers, ranks):
-    workers.run(second_gradients, ranks)
+def test_gradients_of_gradients(workers, ranks, exchange):
+    workers.run(second_gradients, ranks, exchange=exchange)
 
 
 def repeated(group, exchange: str) -> None:
@@ -130,7 +133,7 @@ def repeated(group, exchange: str) -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather", "fewest"])
 def test_bits_of_gradients_do_not_change_from_run_to_run(workers, exchange):
     workers.run(repeated, 4, exchange=exchange)
 

@@ -60,8 +60,8 @@ def test_contract_matrices_within_the_error_bound(workers, ranks, dtype):
     workers.run(contract, ranks, dtype=dtype, exchange="auto")
 
 
-@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
-def test_both_exchanges_are_right_on_every_contract_matrix(workers, exchange):
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather", "fewest"])
+def test_every_exchange_is_right_on_every_contract_matrix(workers, exchange):
     assert workers.run(contract, 3, dtype=torch.float32, exchange=exchange)[0] == [exchange]
 
 

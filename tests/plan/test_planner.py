@@ -242,3 +242,40 @@ def test_auto_takes_the_exact_system_where_values_are_often_not_finite(strange: 
     tall = torch.ones(4000, 64)
     tall[3, 5] = strange
     assert st.plan(tall.to_sparse_csr(), 64, dtype=torch.float16).info["system"] == "dense"
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """The matrix of the tests has too many entries for one schedule."""
+    monkeypatch.setenv("SPARSETILE_ENTRY_LIMIT", "3")
+
+
+@pytest.mark.parametrize("name", [name for name in REORDERERS if name != "identity"])
+def test_no_order_is_searched_for_in_too_many_entries(name, many):
+    assert said(ValueError, lambda: made(reorder=name)) == (
+        "plan: reorder must be 'identity' or a permutation for 3 entries or more, "
+        f"got {name!r}. Find an order of a part of A, or omit reorder=."
+    )
+
+
+def test_columns_of_too_many_entries_are_not_renumbered(many):
+    assert said(ValueError, lambda: made(reorder_columns=True)) == (
+        "plan: reorder_columns must be False for 3 entries or more, got True. "
+        "Renumber the columns of A before planning."
+    )
+
+
+@pytest.mark.parametrize("order", ["auto", "identity", "given"])
+def test_too_many_entries_for_a_schedule_are_planned_in_pieces(order, many):
+    rows = MATRIX.shape[0]
+    plan = made(system="cpu", reorder=torch.arange(rows).flip(0) if order == "given" else order)
+    assert "pieces of fewer than 3 entries" in plan.explain()
+    B = torch.randn(plan.shape[1], 4, dtype=plan.dtype)
+    assert_close(plan @ B, csr_of(MATRIX, dtype=plan.dtype), B)
+
+
+def test_a_plan_in_pieces_is_saved_and_loaded(many, tmp_path):
+    plan = made(system="cpu")
+    plan.save(tmp_path / "a.safetensors")
+    B = torch.randn(plan.shape[1], 4, dtype=plan.dtype)
+    assert torch.equal(st.load_plan(tmp_path / "a.safetensors") @ B, plan @ B)

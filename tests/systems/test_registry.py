@@ -155,7 +155,7 @@ class Large(st.CSR):
     [
         ("acc", "holds under 2^31 entries, A has 2147483648"),
         ("bcsr", "holds under 2^31 entries, A has 2147483648"),
-        ("csr", "holds under 2^31 entries, A has 2147483648"),
+        ("half", "holds under 2^31 entries, A has 2147483648"),
         ("cusparse", "is used with 32-bit offsets, A has 2147483648 entries"),
         ("wcsr", "holds under 2^31 entries, A has 2147483648"),
     ],
@@ -164,6 +164,13 @@ def test_more_entries_than_32_bits_count_are_refused_before_any_launch(name, rea
     csr = huge(3, 3)
     large = Large(csr.indptr, csr.indices, None, csr.shape)
     assert reason in SYSTEMS[name].reasons(request(csr=large))
+
+
+@pytest.mark.parametrize("name", ["csr", "cpu"])
+def test_exact_systems_hold_more_entries_than_32_bits_count(name):
+    csr = huge(3, 3)
+    large = Large(csr.indptr, csr.indices, None, csr.shape)
+    assert not [each for each in SYSTEMS[name].reasons(request(csr=large)) if "entries" in each]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -25,7 +25,7 @@ from sparsetile.intake.csr import CSR
 __all__ = ["CsrSddmm", "CsrSpmm", "CsrSpmv", "library_version"]
 
 # Values of cusparse.h and library_types.h.
-_INDEX_32I = 2
+_INDEX_32I, _INDEX_64I = 2, 3
 _BASE_ZERO = 0
 _NON_TRANSPOSE, _TRANSPOSE = 0, 1
 _ORDER_ROW = 2
@@ -166,15 +166,16 @@ def _vector(matrix: Tensor) -> _Descriptor:
 
 
 def _sparse(csr: CSR, values: Tensor) -> _Descriptor:
-    if csr.nnz >= 2**31:
-        raise UnsupportedError(f"cusparse: 32-bit offsets cannot hold {csr.nnz} entries.")
-    indptr = csr.indptr.to(torch.int32)
+    # Offsets of 64 bits only if 32 do not suffice; columns as the matrix has them.
+    indptr = csr.indptr if csr.nnz >= 2**31 else csr.indptr.to(torch.int32)
     indices = csr.indices.contiguous()
+    index_types = [_INDEX_64I if each.dtype is torch.int64 else _INDEX_32I
+                   for each in (indptr, indices)]  # fmt: skip
     return _Descriptor(
         "cusparseCreateCsr", "cusparseDestroySpMat", [indptr, indices, values],
         csr.shape[0], csr.shape[1], csr.nnz,
         indptr.data_ptr(), indices.data_ptr(), values.data_ptr(),
-        _INDEX_32I, _INDEX_32I, _BASE_ZERO, _TYPES[values.dtype],
+        *index_types, _BASE_ZERO, _TYPES[values.dtype],
     )  # fmt: skip
 
 

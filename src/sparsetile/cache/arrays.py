@@ -32,8 +32,8 @@ UNPLANNED_ON_CPU = True
 
 _ELEMENTS = (torch.float32, torch.float64)
 _INDICES = (torch.int32, torch.int64)
-# Sizes of which no product was tested.
-_LIMIT = 2**31
+# Rows, columns and entries from which nothing is computed here.
+_LIMIT, _MOST_ENTRIES = 2**31, 2**40
 # Share of the host's rate that a dense product reaches (systems/dense/cost.py), and seconds for an
 # entry in which a plan is found again: values and columns are digested at 2 GB/s.
 _DENSE_SHARE, _DIGEST = 0.55, 4e-9
@@ -77,7 +77,8 @@ def product_as_it_is(A: Any, B: Any, reduce: str = "sum") -> Tensor | None:
         or indptr.dtype not in _INDICES
         or indices.dtype not in _INDICES
         or nnz > indices.shape[0]
-        or not max(rows, cols, nnz) < _LIMIT
+        or max(rows, cols) >= _LIMIT
+        or nnz > _MOST_ENTRIES
         or _dense_pays(rows, cols, nnz, B.shape[1] if wide else 1)
     ):
         return None

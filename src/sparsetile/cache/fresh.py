@@ -21,6 +21,7 @@ from torch.autograd import profiler
 
 from sparsetile.cache.operators import multiply
 from sparsetile.core.device import machine
+from sparsetile.core.settings import entry_limit
 from sparsetile.core.streams import capturing
 from sparsetile.intake import CSR
 from sparsetile.launch.direct import direct_product, takes_arrays
@@ -124,7 +125,8 @@ def fresh_product(A: Any, B: Any) -> Tensor | None:
     account = _accounts.get(id(owner))
     if account is None or account.owner() is not owner or account.pattern != pattern:
         account = _open_account(owner, pattern)
-    if account.spent * SHARE >= account.plan and not capturing(B.device):
+    pays = account.spent * SHARE >= account.plan and not capturing(B.device)
+    if pays and entries < entry_limit():  # a plan of more would double A's memory
         return None
     kind = n, B.dtype
     if account.kind != kind:

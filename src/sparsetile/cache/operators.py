@@ -22,8 +22,9 @@ from torch.autograd import profiler
 from torch.utils.flop_counter import register_flop_formula
 
 from sparsetile.cache.kept import Kept
+from sparsetile.core.settings import entry_limit
 from sparsetile.core.streams import capturing, record_stream, refuse_capture, settle
-from sparsetile.intake import as_csr
+from sparsetile.intake import CSR, as_csr
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
 from sparsetile.launch.direct import direct_product, direct_sddmm, takes_arrays
@@ -199,19 +200,13 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     kept, device = _pattern(indptr, indices), indptr.device
     found = kept.transposes.get(cols)
     if found is None:
-        if device.type == "cpu" and not arrays_fit(indptr, indices, cols):
+        large = indices.shape[0] >= entry_limit()
+        if (device.type == "cpu" or large) and not arrays_fit(indptr, indices, cols):
             _raise_wrong(indptr, indices, cols)
-        # A radix sort takes time for each byte of a key; wrong columns stay wrong.
-        short = torch.int16 if cols < 2**15 - 1 else torch.int32
-        keys = indices.clamp(-1, cols).to(short) if cols < 2**31 - 1 else indices
-        columns, order = torch.sort(keys, stable=True)
-        numbers = torch.arange(cols + 1, dtype=columns.dtype, device=indices.device)
-        pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
-        rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
-        found = pointers, rows.to(indices.dtype), order
+        found = (_merged_transpose if large else _sorted_transpose)(indptr, indices, cols)
         if device.type == "cuda":
             # Only this stream may read it now: kept for others once it asks again, with one wait.
-            if capturing(device) or not _asked_before(kept, cols):
+            if capturing(device) or not (large or _asked_before(kept, cols)):
                 return found
             settle(device)
         if len(kept.transposes) >= MAX_PLANS:
@@ -220,6 +215,25 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     if device.type == "cuda":
         record_stream(found, device)
     return found
+
+
+def _sorted_transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
+    # A radix sort takes time for each byte of a key; wrong columns stay wrong.
+    short = torch.int16 if cols < 2**15 - 1 else torch.int32
+    keys = indices.clamp(-1, cols).to(short) if cols < 2**31 - 1 else indices
+    columns, order = torch.sort(keys, stable=True)
+    numbers = torch.arange(cols + 1, dtype=columns.dtype, device=indices.device)
+    pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
+    rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
+    return pointers, rows.to(indices.dtype), order
+
+
+def _merged_transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
+    """The same of so many entries that to sort them at once would take most of the memory."""
+    csr = CSR(indptr.long(), indices, None, (indptr.shape[0] - 1, cols))
+    order = csr.transpose_order()
+    flipped = csr.transposed(order)
+    return flipped.indptr.to(indptr.dtype), flipped.indices.to(indices.dtype), order
 
 
 def _asked_before(kept: _Pattern, cols: int) -> bool:

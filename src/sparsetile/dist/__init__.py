@@ -18,6 +18,7 @@ from sparsetile.dist.partition import Partition
 from sparsetile.dist.plan import DistributedPlan
 from sparsetile.dist.planner import plan
 from sparsetile.dist.shares import Share
+from sparsetile.dist.streamed import StreamedPlan, stream_plan
 from sparsetile.dist.tensor_parallel import ColumnParallelSparseLinear, RowParallelSparseLinear
 
 _STYLES = ("SparseColwiseParallel", "SparseRowwiseParallel", "SparseSwiGLUParallel")
@@ -31,9 +32,11 @@ __all__ = [
     "SparseColwiseParallel",  # noqa: F822
     "SparseRowwiseParallel",  # noqa: F822
     "SparseSwiGLUParallel",  # noqa: F822
+    "StreamedPlan",
     "feature_shares",
     "open_folder",
     "plan",
+    "stream_plan",
     "write_folder",
 ]
 

@@ -11,6 +11,7 @@ _EXCHANGES = {
     "none": "none: no rank lacks a row of B",
     "all_to_all": "all_to_all of the rows that are needed",
     "all_gather": "all_gather of all of B: nearly all of it is needed",
+    "fewest": "fewest: for each pair of ranks, rows of B or partial sums of C",
 }
 
 

@@ -18,9 +18,9 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.partition import Partition
 from sparsetile.intake.csr import CSR, offsets
 
-__all__ = ["Collective", "Halo", "find_halo", "join_extrema", "wire_rows"]
+__all__ = ["Collective", "Halo", "column_part", "find_halo", "join_extrema", "wire_rows"]
 
-Collective = Literal["none", "all_to_all", "all_gather"]
+Collective = Literal["none", "all_to_all", "all_gather", "fewest"]
 
 # All-gather packs nothing and needs no list of rows, so it may receive this much more.
 _GATHER_CREDIT = 1.1
@@ -34,7 +34,7 @@ class Halo:
     # local, remote: [rows, own rows of B] and [rows, received rows]; patterns.
     local: CSR
     remote: CSR
-    # local_entries, remote_entries: int64: the share's entries in each of them.
+    # local_entries, remote_entries: int64: the share's entries in each of them; -1: a partial sum.
     local_entries: Tensor
     remote_entries: Tensor
     send_ids: Tensor  # int64: own rows of B that others need, by receiver, ascending for each
@@ -65,7 +65,7 @@ def _choose_collective(needed: Tensor, columns: tuple[int, ...]) -> Collective:
     )
 
 
-def _part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
+def column_part(share: CSR, inside: Tensor, columns: Tensor, width: int) -> CSR:
     """Return the pattern of the entries selected by ``inside``, with their new column numbers."""
     shape = (share.shape[0], width)
     return CSR(offsets(inside)[share.indptr], columns.to(torch.int32), None, shape)
@@ -107,9 +107,9 @@ def find_halo(
     else:
         numbers, width = torch.searchsorted(lacking, outside), lacking.numel()
     halo = Halo(
-        chosen, _part(share, inside, columns[local_entries] - first, last - first),
-        _part(share, ~inside, numbers, width), local_entries, remote_entries, send_ids, tuple(send),
-        tuple(receive), lacking.numel(), needed, padded,
+        chosen, column_part(share, inside, columns[local_entries] - first, last - first),
+        column_part(share, ~inside, numbers, width), local_entries, remote_entries, send_ids,
+        tuple(send), tuple(receive), lacking.numel(), needed, padded,
     )  # fmt: skip
     return halo, int(counts[:, 0].sum())
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake.csr import CSR
+from sparsetile.core.errors import UnsupportedError, type_error, value_error
+from sparsetile.intake.csr import CSR, offsets
 from sparsetile.reorder import REORDERERS, Permutation
 
 __all__ = ["PARTITIONS", "Partition", "even_bounds", "find_partition", "row_costs", "share_bounds"]
 
-# Besides row orders: contiguous shares in the given order, torch's chunks.
-PARTITIONS = ("auto", "even", *REORDERERS)
+# Besides row orders: contiguous shares in the given order, torch's chunks, METIS's parts.
+PARTITIONS = ("auto", "even", "metis", *REORDERERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +109,29 @@ def _given(function: str, partition: Tensor, csr: CSR, parts: int) -> tuple[Tens
     return bounds, torch.argsort(given, stable=True)
 
 
+def _by_metis(function: str, csr: CSR, parts: int) -> Tensor:
+    """Return METIS's part of each row: parts of about the same size that cut few entries."""
+    try:
+        import pymetis
+    except ImportError:
+        raise UnsupportedError(
+            f"{function}: partition must be one that is installed, got 'metis' without pymetis. "
+            "Install pymetis, or name a row order such as 'rabbit'."
+        ) from None
+    rows, columns = csr.row_ids().cpu(), csr.indices.cpu().long()
+    if csr.shape[0] != csr.shape[1]:
+        raise value_error(
+            function, "partition", f"auto or even for a matrix of {csr.shape[0]}x{csr.shape[1]}",
+            "'metis'", "Rows are renumbered together with columns, which needs a square A",
+        )  # fmt: skip
+    # METIS takes undirected graphs without loops, each edge once in both directions.
+    ends = torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])])
+    ends = torch.unique(ends[:, ends[0] != ends[1]], dim=1)
+    first = offsets(torch.bincount(ends[0], minlength=csr.shape[0]))
+    _, found = pymetis.part_graph(parts, xadj=first.tolist(), adjncy=ends[1].tolist())
+    return torch.tensor(found, dtype=torch.int64)
+
+
 def find_partition(
     function: str,
     csr: CSR,
@@ -124,12 +147,15 @@ def find_partition(
     """
     rows, cols = csr.shape
     order: Tensor | None = None
+    name = "given"
+    if not isinstance(partition, Tensor):
+        name = one_of(function, "partition", partition, PARTITIONS)
+        if name == "metis":
+            partition = _by_metis(function, csr, parts)
     if isinstance(partition, Tensor):
-        name = "given"
         found, order = _given(function, partition, csr, parts)
         bounds = tuple(found.tolist())
     else:
-        name = one_of(function, "partition", partition, PARTITIONS)
         if name == "even":
             bounds = even_bounds(rows, parts)
         else:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.dist.agreement import Agreement
+from sparsetile.dist.checkpoint import load_values, state_of
 from sparsetile.dist.dtensor import is_dtensor, unwrap, wrap
 from sparsetile.dist.exchange import Exchange, finish_rows, start_rows
 from sparsetile.dist.explain import explain, report
@@ -22,6 +23,7 @@ from sparsetile.dist.group import Ranks
 from sparsetile.dist.halo import Halo, join_extrema
 from sparsetile.dist.operands import check_rows, facts_of
 from sparsetile.dist.shares import Found
+from sparsetile.dist.sums import Sums, remote_values
 from sparsetile.launch.interface import Epilogue
 from sparsetile.plan.operands import check_values
 from sparsetile.plan.plan import Plan
@@ -29,6 +31,8 @@ from sparsetile.plan.traced.flat import FlatPlan
 from sparsetile.plan.traced.operators import row_major
 
 __all__ = ["DistributedPlan"]
+
+_Parts = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class DistributedPlan:
@@ -49,8 +53,10 @@ class DistributedPlan:
         Entries of the whole A, and of this rank's rows.
     rows, columns : Tensor of int64
         Global indices of this rank's rows of C and of B. On the CPU.
-    exchange : {"none", "all_to_all", "all_gather"}
+    exchange : {"none", "all_to_all", "all_gather", "fewest"}
         How rows of B are exchanged.
+    halo_dtype : torch.dtype or None
+        Type in which they are sent, if it is not that of B.
     halo_rows : int
         Number of distinct rows of B that this rank needs from others.
     """
@@ -66,6 +72,8 @@ class DistributedPlan:
         *,
         check: str,
         busiest_bytes: dict[str, int] | None = None,
+        sums: tuple[Sums, Plan] | None = None,
+        halo_dtype: torch.dtype | None = None,
     ) -> None:
         partition = found.partition
         self.shape = found.shape
@@ -87,9 +95,18 @@ class DistributedPlan:
         self._halo = halo
         self._busiest_bytes = busiest_bytes or {}
         self._local, self._remote = local, remote
-        self._exchange = Exchange(ranks, halo, self.local_shape[1], self.n)
+        self.halo_dtype = halo_dtype
+        self._sums: Sums | None = None if sums is None else sums[0]
+        self._sent: Plan | None = None if sums is None else sums[1]
+        # Values of the entries that other ranks multiply.
+        self._pushed: Tensor | None = None
+        if self._sums is not None and found.csr.values is not None:
+            self._pushed = found.csr.values.detach()[self._sums.pushed].to(self.dtype)
+        sent_rows = self.local_shape[1] if self._sums is None else self._sums.sent.shape[0]
+        self._exchange = Exchange(ranks, halo, sent_rows, self.n)
         self._exchange.prepare()
         self._follow = found.follow
+        self._given: Tensor | None = None  # trained values that the plan follows
         self._check = check
         self._agreement = Agreement(ranks, "run", free=("alpha",))
         self._flat = FlatPlan(remote.flat[1])
@@ -175,13 +192,17 @@ class DistributedPlan:
             return None
         values = self._local.values.new_empty(self.local_nnz)
         values[self._halo.local_entries] = self._local.values
-        values[self._halo.remote_entries] = self._remote.values
+        here = self._halo.remote_entries >= 0
+        values[self._halo.remote_entries[here]] = self._remote.values[here]
+        if self._sums is not None and self._pushed is not None:
+            values[self._sums.pushed] = self._pushed
         return values
 
     def update_values(self, values: Tensor) -> DistributedPlan:
         """Replace this rank's values of A.
 
-        A rank may call it alone; the others keep their values.
+        A rank may call it alone; the others keep their values. With ``exchange="fewest"`` every
+        rank must call it, and products send new values to the ranks that multiply them.
 
         Parameters
         ----------
@@ -191,15 +212,54 @@ class DistributedPlan:
             products follow it and gradients flow into it. They stay on this rank.
         """
         check_values("update_values", self._csr, self.dtype, values)
+        self._given = values if values.requires_grad else None
         if values.requires_grad:
             csr = self._csr
             self._follow = lambda: csr.canonical_values(values)
+        elif self._sums is not None:
+            kept = self._csr.canonical_values(values.clone())
+            self._follow = lambda: kept
         else:
             self._follow = None
             canonical = self._csr.canonical_values(values)
             self._local.update_values(canonical[self._halo.local_entries])
             self._remote.update_values(canonical[self._halo.remote_entries])
         return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return A's values for ``torch.distributed.checkpoint``; every rank must call it.
+
+        A checkpoint may be loaded on another number of ranks. Plan there, load into that plan's
+        ``state_dict()``, and pass the result to :meth:`load_state_dict`.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the values of a state that was loaded; every rank must call it.
+
+        Trained values that were given to :meth:`update_values` are written in place.
+
+        Raises
+        ------
+        ValueError
+            The state is of another matrix, or of another order of its rows.
+        """
+        values = load_values(self, state)
+        if values is None:
+            return
+        entries = self._csr.entry_map
+        if entries is not None:  # in the order of the share's own entries
+            if entries.numel() != values.numel():
+                raise value_error(
+                    "load_state_dict", "A", "without several entries of one place",
+                    f"{entries.numel()} entries at {values.numel()} places", "Add them up first",
+                )  # fmt: skip
+            values = values[entries]
+        if self._given is not None:
+            with torch.no_grad():
+                self._given.copy_(values)
+        else:
+            self.update_values(values)
 
     def _values(self, given: Tensor | None) -> Tensor | None:
         """Values of this rank's rows for one product; None for the plan's own."""
@@ -210,11 +270,22 @@ class DistributedPlan:
             given = self._follow()
         return given
 
-    def _parts(self, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Values of the local and the remote part; None for the plans' own."""
+    def _parts(self, given: Tensor | None) -> _Parts:
+        """Values of the local and the remote part, and of what is sent; None for the plans' own."""
         if given is None:
-            return None, None
-        return given[self._halo.local_entries], given[self._halo.remote_entries]
+            return None, None, None
+        local = given[self._halo.local_entries]
+        if self._sums is None:
+            return local, given[self._halo.remote_entries], None
+        given = given.to(self.dtype)
+        sent = self._sums.sent_values(self._ranks, given)
+        return local, remote_values(self._halo, given), sent
+
+    def _to_send(self, B: Tensor, sent: Tensor | None) -> Tensor:
+        """What the exchange takes: B, or rows of B and partial sums; in the type that is sent."""
+        if self._sent is not None:
+            B = self._sent.run(B, values=sent)
+        return B if self.halo_dtype is None else B.to(self.halo_dtype)
 
     # -- products -------------------------------------------------------------------------------
 
@@ -253,7 +324,8 @@ class DistributedPlan:
                 mesh, B = unwrap(self, B)
             B, alpha, reduce = check_rows(self, B, alpha, reduce, bias, relu, out_dtype)
             own = self._values(values)
-            facts = facts_of(B, alpha, reduce, bias, relu, out_dtype)
+            more = {} if self._sums is None else self._sum_facts(reduce, own)
+            facts = facts_of(B, alpha, reduce, bias, relu, out_dtype) | more
         except Exception as caught:  # whatever it is, the others must not wait
             error = caught
         # On a GPU a comparison waits for the device, so only new operands are compared.
@@ -264,6 +336,16 @@ class DistributedPlan:
         else:
             C = self._fused(B, parts, alpha, bias, relu, out_dtype).to(out_dtype or B.dtype)
         return C if mesh is None else wrap(self, C, mesh)
+
+    def _sum_facts(self, reduce: str, values: Tensor | None) -> dict[str, Any]:
+        """What ranks that exchange partial sums must agree on besides."""
+        if reduce in ("max", "min"):
+            raise value_error(
+                "run", "reduce", "'sum' or 'mean' with exchange='fewest'", repr(reduce),
+                "Plan with another exchange",
+            )  # fmt: skip
+        grad = values is not None and values.requires_grad and torch.is_grad_enabled()
+        return {"whether A has new values": values is not None, "whether they require grad": grad}
 
     def __matmul__(self, B: Tensor) -> Tensor:
         return self.run(B)
@@ -281,7 +363,7 @@ class DistributedPlan:
     def _fused(
         self,
         B: Tensor,
-        parts: tuple[Tensor | None, Tensor | None],
+        parts: _Parts,
         alpha: float,
         bias: Tensor | None,
         relu: bool,
@@ -295,7 +377,7 @@ class DistributedPlan:
             return self._local.run(
                 B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
             )
-        received, pending = self._exchange.start(B, keep=False)
+        received, pending = self._exchange.start(self._to_send(B, parts[2]), keep=False)
         if self._remote.nnz == 0:  # nothing to add: the local product is the whole
             C = self._local.run(
                 B, alpha=alpha, values=parts[0], bias=bias, relu=relu, out_dtype=out_dtype
@@ -307,6 +389,7 @@ class DistributedPlan:
         wide = self._wide(B.dtype, out_dtype)
         C = row_major(self._local.run(flat, alpha=alpha, values=parts[0], out_dtype=wide))
         pending.wait()
+        received = received.to(B.dtype)
         H = received.transpose(0, 1) if flat.dim() == 3 else received[:, 0]
         values, packed = self._remote.operand_values(B.dtype, parts[1])
         if bias is not None:
@@ -324,7 +407,7 @@ class DistributedPlan:
     def _differentiable(
         self,
         B: Tensor,
-        parts: tuple[Tensor | None, Tensor | None],
+        parts: _Parts,
         alpha: float,
         reduce: str,
         bias: Tensor | None,
@@ -337,11 +420,11 @@ class DistributedPlan:
         wide = None if extremum else self._wide(B.dtype, out_dtype)
         how = reduce if extremum else "sum"
         if self._exchange.active:
-            pending, ticket = start_rows(self._exchange, B)
+            pending, ticket = start_rows(self._exchange, self._to_send(B, parts[2]))
         C = self._local.run(B, alpha=1.0 if extremum else alpha, values=parts[0], reduce=how,
                             out_dtype=wide)  # fmt: skip
         if self._exchange.active:
-            rows = finish_rows(self._exchange, pending, ticket)
+            rows = finish_rows(self._exchange, pending, ticket).to(B.dtype)
             H = rows.transpose(0, 1).reshape(*lead, rows.shape[0], rows.shape[-1])
             other = self._remote.run(H, alpha=1.0 if extremum else alpha, values=parts[1],
                                      reduce=how, out_dtype=wide)  # fmt: skip

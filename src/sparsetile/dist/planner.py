@@ -17,6 +17,7 @@ from sparsetile.dist.partition import PARTITIONS
 from sparsetile.dist.plan import DistributedPlan
 from sparsetile.dist.shares import Share, check_entries
 from sparsetile.dist.sources import read_source
+from sparsetile.dist.sums import find_sums, remote_values
 from sparsetile.intake import CSR
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.plan.planner import plan as plan_here
@@ -38,6 +39,7 @@ def plan(
     tune: Literal["model", "measure"] = "model",
     device: torch.device | str | None = None,
     exchange: str = "auto",
+    halo_dtype: torch.dtype | None = None,
     check: str = "auto",
 ) -> DistributedPlan:
     """Plan products of A with its rows distributed over the ranks. Every rank must call it.
@@ -57,6 +59,7 @@ def plan(
     partition : str or Tensor
         ``auto``: contiguous shares of equal predicted time. A row order (``affinity``, ``rcm``,
         ...): the same after reordering rows and columns, so that communities stay together.
+        ``metis``: METIS's parts, if pymetis is installed.
         ``even``: shares of equal size, as in a DTensor. A tensor: first rows [ranks + 1], or the
         rank of each row [M], such as a graph partitioner finds.
     columns : sequence of int [ranks + 1], optional
@@ -66,8 +69,14 @@ def plan(
     device : torch.device, optional
         Where this rank computes. A's own device when None. A matrix that is read from files or
         received goes to this process's GPU if the group uses NCCL.
-    exchange : {"auto", "all_to_all", "all_gather"}
-        How rows of B are exchanged; ``auto`` chooses by bytes.
+    exchange : {"auto", "all_to_all", "all_gather", "fewest"}
+        How rows of B are exchanged; ``auto`` chooses one of the first two by bytes. ``fewest``: for
+        each pair of ranks rows of B or partial sums of C, whichever are fewer: the rank that owns
+        the rows of B multiplies the entries that need many of them. Sums and means only; 16-bit
+        partial sums are rounded once more.
+    halo_dtype : torch.dtype, optional
+        ``torch.float16`` or ``torch.bfloat16``: rows of B, partial sums and their gradients are
+        rounded to 16 bits to be sent. When None, they are sent as they are.
     check : {"auto", "always", "first"}
         When ranks compare their arguments before an exchange. ``always``: at every product, which
         waits for a GPU. ``first``: if a rank sees a new width, dtype, batch or epilogue; once ranks
@@ -86,6 +95,11 @@ def plan(
         one_of("plan", "tune", tune, ["model", "measure"])
         one_of("plan", "exchange", exchange, ["auto", *get_args(Collective)[1:]])
         one_of("plan", "check", check, ["auto", "always", "first"])
+        if halo_dtype not in (None, torch.float16, torch.bfloat16):
+            raise type_error(
+                "plan", "halo_dtype", "torch.float16, torch.bfloat16 or None", halo_dtype,
+                "Omit it to send rows as they are",
+            )  # fmt: skip
         if not isinstance(partition, Tensor):
             one_of("plan", "partition", partition, PARTITIONS)
         if dtype is not None and dtype not in VALUE_DTYPES:
@@ -104,6 +118,7 @@ def plan(
             "partition": partition.tolist() if isinstance(partition, Tensor) else partition,
             "columns": None if columns is None else [int(first) for first in columns],
             "exchange": exchange,
+            "halo_dtype": halo_dtype,
             "check": check,
             "the kind of device": found.type,
         },
@@ -117,27 +132,37 @@ def plan(
         lambda _: {"dtype": kind, "whether A has values": csr.values is not None},
     )  # fmt: skip
     collective = None if exchange == "auto" else cast(Collective, exchange)
-    halo, nnz = find_halo(ranks, csr, found.partition, "plan", collective)
-    row = n * kind.itemsize
-    rows = wire_rows(halo.needed, found.partition.columns)
+    if collective == "fewest":
+        halo, sums, nnz = find_sums(ranks, csr, found.partition, "plan")
+        rows = sums.rows
+    else:
+        halo, nnz = find_halo(ranks, csr, found.partition, "plan", collective)
+        rows, sums = wire_rows(halo.needed, found.partition.columns), None
+    row = n * (halo_dtype or kind).itemsize
     most = {name: count * row for name, count in rows.items()}
 
-    def both() -> list[Any]:
-        made = []
-        for part, entries in ((halo.local, halo.local_entries), (halo.remote, halo.remote_entries)):
-            values = None if csr.values is None else csr.values[entries]
-            matrix = CSR(part.indptr, part.indices, values, part.shape)
-            # No timing unless asked for: results must not change from run to run.
-            here = plan_here(
-                matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune,
-                expected_runs=1,
-            )  # fmt: skip
-            made.append(here)
-        return made
+    values = None if csr.values is None else csr.values.detach()
+    moved = None if sums is None or values is None else sums.sent_values(ranks, values)
 
-    local, remote = ranks.together("plan", "A", both)
+    def planned(part: CSR, weights: Tensor | None) -> Any:
+        matrix = CSR(part.indptr, part.indices, weights, part.shape)
+        # No timing unless asked for: results must not change from run to run.
+        return plan_here(
+            matrix, n, dtype=kind, system=system, deterministic=exact, tune=tune, expected_runs=1
+        )
+
+    def all_parts() -> list[Any]:
+        local = None if values is None else values[halo.local_entries]
+        remote = None if values is None else remote_values(halo, values)
+        made = [planned(halo.local, local), planned(halo.remote, remote)]
+        return made if sums is None else [*made, planned(sums.sent, moved)]
+
+    local, remote, *sent = ranks.together("plan", "A", all_parts)
     when = check if check != "auto" else "first" if target.type == "cuda" else "always"
-    return DistributedPlan(ranks, found, halo, local, remote, nnz, check=when, busiest_bytes=most)
+    return DistributedPlan(
+        ranks, found, halo, local, remote, nnz, check=when, busiest_bytes=most,
+        sums=None if sums is None else (sums, sent[0]), halo_dtype=halo_dtype,
+    )  # fmt: skip
 
 
 def _device(ranks: Ranks, A: Any, device: torch.device | str | None) -> torch.device:

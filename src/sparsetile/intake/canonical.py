@@ -13,11 +13,16 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.core.settings import entry_limit
 from sparsetile.intake.arrays import float_values
-from sparsetile.intake.csr import CSR, owners
+from sparsetile.intake.csr import CSR, NUMBERED_AT_ONCE, offsets, owners
 from sparsetile.intake.ordering import sort_entries
+from sparsetile.intake.pieces import row_pieces
 
 __all__ = ["Names", "from_compressed", "from_coordinates", "row_pointers"]
+
+# Entries of rows that are sorted at once if there are very many.
+SORTED_ROWS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ def from_compressed(
 
     entries = indices.numel()
     indptr = indptr.to(torch.int64)
+    if entries >= entry_limit() and not by_column and not blocked:
+        return _sorted_pieces(indptr, indices, values, shape)
     majors = owners(indptr.diff(), entries)
     minors = indices.to(torch.int64)
     rows, columns = (minors, majors) if by_column else (majors, minors)
@@ -157,6 +164,34 @@ def _sorted(rows: Tensor, columns: Tensor, values: Tensor | None, shape: tuple[i
     return csr if values is None else replace(csr, values=csr.canonical_values(values))
 
 
+def _sorted_pieces(
+    indptr: Tensor, indices: Tensor, values: Tensor | None, shape: tuple[int, int]
+) -> CSR:
+    """Return the same of rows whose entries are in any order, some rows at a time: a sort takes 40
+    bytes for each entry."""
+    device, first = indices.device, 0
+    limit = min(entry_limit(), SORTED_ROWS_AT_ONCE)
+    lengths, found, maps = list[Tensor](), list[Tensor](), list[Tensor]()
+    for piece in row_pieces(indptr, limit):
+        own = piece.pointers(indptr)
+        count, columns = piece.end - piece.begin, indices[piece.entries].to(torch.int64)
+        some = _sorted(owners(own.diff(), count), columns, None, (own.shape[0] - 1, shape[1]))
+        assert some.entry_map is not None or not count
+        lengths.append(some.row_lengths())
+        found.append(some.indices)
+        if some.entry_map is not None:
+            maps.append(some.entry_map.add_(first))
+        first += some.nnz
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    csr = CSR(
+        offsets(torch.cat([none, *lengths])), torch.cat(found), None, shape, torch.cat(maps),
+        checked=True,
+    )  # fmt: skip
+    if values is None and csr.nnz < indices.numel():
+        values = torch.ones(indices.numel(), device=device)
+    return csr if values is None else replace(csr, values=csr.canonical_values(values))
+
+
 def _empty(device: torch.device, values: Tensor | None, shape: tuple[int, int]) -> CSR:
     indptr = torch.zeros(shape[0] + 1, dtype=torch.int64, device=device)
     indices = torch.empty(0, dtype=torch.int32, device=device)
@@ -221,7 +256,13 @@ def _check_compressed_content(
         # indptr is not checked yet, so it is clamped before it addresses memory.
         starts = torch.zeros(entries + 1, dtype=torch.bool, device=indices.device)
         starts.index_fill_(0, indptr.to(torch.int64).clamp(0, entries), True)
-        facts.append(((indices[1:] > indices[:-1]) | starts[1:-1]).all())
+        # In parts, so that a check of very many entries takes little memory beside ``starts``.
+        ascends = [
+            (indices[at + 1 : (end := min(at + NUMBERED_AT_ONCE, entries - 1)) + 1]
+             > indices[at:end]).logical_or_(starts[at + 1 : end + 1]).all()
+            for at in range(0, entries - 1, NUMBERED_AT_ONCE)
+        ]  # fmt: skip
+        facts.append(torch.stack(ascends).all() if ascends else starts[0])
     first, last, falling, *rest = torch.stack([fact.to(torch.int64) for fact in facts]).tolist()
     if first != 0:
         raise value_error(

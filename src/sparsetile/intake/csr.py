@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.streams import capturing, settle
+from sparsetile.intake.pieces import row_pieces
 
 __all__ = [
     "CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "offsets", "owners",
@@ -24,6 +25,8 @@ __all__ = [
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Most entries that one sort by columns takes.
 SORTED_AT_ONCE = 2**24
+# Most entries that are counted or numbered at once: torch's buffers have 8 bytes for each.
+NUMBERED_AT_ONCE = 2**28
 # FP8 is for products only: A's values come in a wider type, and C has one.
 FP8 = torch.float8_e4m3fn
 FP8_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -172,7 +175,21 @@ class CSR:
 
     def row_ids(self, dtype: torch.dtype = torch.int64) -> Tensor:
         """Row of each stored entry, [nnz]."""
-        return owners(self.row_lengths(), self.nnz, dtype)
+        if self.nnz <= NUMBERED_AT_ONCE:
+            return owners(self.row_lengths(), self.nnz, dtype)
+        rows = torch.empty(self.nnz, dtype=dtype, device=self.device)
+        lengths = self.row_lengths()
+        for piece in row_pieces(self.indptr, NUMBERED_AT_ONCE):
+            found = owners(lengths[piece.rows], piece.end - piece.begin, dtype)
+            rows[piece.entries] = found.add_(piece.first_row)
+        return rows
+
+    def column_lengths(self) -> Tensor:
+        """Stored entries per column, int64 [K]."""
+        counts = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
+        for some in self.indices.split(NUMBERED_AT_ONCE):
+            counts += torch.bincount(some, minlength=self.shape[1])
+        return counts
 
     def with_values(self, values: Tensor | None) -> CSR:
         """Return the same pattern with other values (canonical order)."""
@@ -264,7 +281,7 @@ class CSR:
         if total <= SORTED_AT_ONCE:
             return torch.argsort(self.indices, stable=True)
         order = torch.empty(total, dtype=torch.int64, device=self.device)
-        ends = torch.bincount(self.indices, minlength=self.shape[1]).cumsum_(0)
+        ends = self.column_lengths().cumsum_(0)
         place = torch.cat([ends.new_zeros(1), ends[:-1]])  # of a column's next entry
         for begin in range(0, total, SORTED_AT_ONCE):
             columns, entries = torch.sort(self.indices[begin : begin + SORTED_AT_ONCE], stable=True)
@@ -279,7 +296,7 @@ class CSR:
         """Return Aᵀ in canonical form; ``order`` is :meth:`transpose_order` when known."""
         order = self.transpose_order() if order is None else order
         return CSR(
-            offsets(torch.bincount(self.indices, minlength=self.shape[1])),
+            offsets(self.column_lengths()),
             self.row_ids(torch.int32)[order],
             None if self.values is None else self.values[order],
             (self.shape[1], self.shape[0]),

@@ -3,6 +3,9 @@
 A product is one launch. What it needs beside addresses and sizes is prepared once for each kind of
 call (width, types, alignment, and sizes to about an eighth), so that arrays that are new in each
 call cost the host little. Scratch memory has the list of long rows that the kernel makes.
+
+Kernels number entries with 32 bits. A matrix of 2^31 or more is a launch for each piece of rows
+with fewer; to find the pieces, the host waits for the GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.device import processors
+from sparsetile.core.settings import entry_limit
+from sparsetile.core.streams import refuse_capture
+from sparsetile.intake.pieces import RowPiece, checked_pieces
 from sparsetile.jit.loader import (
     LoadedKernel,
     current_device,
@@ -44,11 +50,11 @@ from sparsetile.launch.geometry import (
 from sparsetile.launch.interface import Epilogue
 from sparsetile.launch.kept import KeptLaunches
 
-__all__ = ["direct_product", "direct_sddmm", "takes_arrays"]
+__all__ = ["direct_product", "direct_sddmm", "product_into", "takes_arrays"]
 
 # Blocks of an SM that stride over the list of long rows.
 _WIDE_BLOCKS_PER_SM = 8
-# Sizes of which no product was tested.
+# Sizes of which no product was tested; entries may be more.
 _LIMIT, _WIDEST = 2**31, 65535
 _SIZES = ("entries", "cols", "rows")
 
@@ -120,7 +126,7 @@ def _rounded(number: int) -> int:
 
 def takes_arrays(indptr: Tensor, indices: Tensor, cols: int, n: int) -> bool:
     """Whether sizes are such that these products were tested."""
-    return max(indptr.shape[0], indices.shape[0], cols) < _LIMIT and n <= _WIDEST
+    return max(indptr.shape[0], cols) < _LIMIT and n <= _WIDEST
 
 
 def _prepare(
@@ -215,28 +221,47 @@ def direct_product(
     epilogue : Epilogue, optional
         After a sum or mean; beta must be 0.
     """
-    shape, entries, pointer = B.shape, indices.shape[0], B.data_ptr()
-    rows, cols, n = indptr.shape[0] - 1, shape[-2], shape[-1]
+    shape, rows, n = B.shape, indptr.shape[0] - 1, B.shape[-1]
     if len(shape) == 2 and out_dtype is None:
         out = B.new_empty(rows, n)  # a third quicker than with a tuple
     else:
         out = B.new_empty((*shape[:-2], rows, n), dtype=out_dtype or B.dtype)
-    if not out.numel():
-        return out
+    if out.numel():
+        product_into(indptr, indices, values, B, out, reduce, epilogue, out_dtype)
+    return out
+
+
+def product_into(
+    indptr: Tensor,
+    indices: Tensor,
+    values: Tensor | None,
+    B: Tensor,
+    out: Tensor,
+    reduce: str = "sum",
+    epilogue: Epilogue | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    """Write a product into rows of C: contiguous ones of each matrix, at least one element."""
+    shape, entries, pointer = B.shape, indices.shape[0], B.data_ptr()
+    rows, cols = indptr.shape[0] - 1, shape[-2]
     device, kind = B.get_device(), (B.stride(), pointer & 15, B.dtype)
     exact = (shape, kind, rows, entries, indptr.dtype, indices.dtype, reduce, device)
     found = _recent.get(exact) if epilogue is None and out_dtype is None else None
     if found is None:
+        if entries >= entry_limit() and rows > 1:
+            for piece in _row_pieces(indptr, indices, cols):
+                some = None if values is None else values[piece.entries]
+                own = piece.pointers(indptr), indices[piece.entries], some
+                product_into(*own, B, out[..., piece.rows, :], reduce, epilogue, out_dtype)
+            return
         B = reachable(B)
         pointer = B.data_ptr()
         found = _product_of(indptr, indices, B, out.dtype, reduce, epilogue)
         pieces = _pieces(found, batch_count(B))
         if len(pieces) > 1:
-            for piece in pieces:
-                out[piece] = direct_product(
-                    indptr, indices, values, B[piece], reduce, epilogue, out_dtype
-                )
-            return out
+            for cut in pieces:
+                product_into(indptr, indices, values, B[cut], out[cut], reduce, epilogue, out_dtype)
+            return
         if epilogue is None and out_dtype is None and pointer & 15 == kind[1]:
             _recent.keep(exact, found)
     arrays: tuple[int, ...] = (
@@ -244,14 +269,20 @@ def direct_product(
         pointer, out.data_ptr(), entries, cols, rows,
     )  # fmt: skip
     if len(shape) == 3 and shape[0] > 1:
-        arrays = (*arrays, rows * n)
+        arrays = (*arrays, out.stride(0))
     ensure_cuda_context(device)
     if current_device() == device:
         found.launch(device, rows, *arrays)
     else:
         with on_device(device):
             found.launch(device, rows, *arrays)
-    return out
+
+
+def _row_pieces(indptr: Tensor, indices: Tensor, cols: int) -> list[RowPiece]:
+    """Return the pieces of a matrix of too many entries for one launch."""
+    remedy = "Multiply once before the capture, and capture a plan's product"
+    refuse_capture("spmm", indptr.device, remedy)
+    return checked_pieces("spmm", indptr, indices, cols, entry_limit())
 
 
 def _product_of(
@@ -285,6 +316,10 @@ def _pieces(found: _Prepared, batches: int) -> list[slice]:
     return batch_pieces(batches, MAX_SCRATCH // max(found.bytes // batches, 1))
 
 
+def _sum_type(B: Tensor) -> torch.dtype:
+    return torch.float64 if B.dtype is torch.float64 else torch.float32
+
+
 def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tensor:
     """Return dot(G[row], B[column]) for each entry, summed over batches, in the type of sums.
 
@@ -296,9 +331,14 @@ def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tenso
         Columns have unit stride.
     """
     rows, entries, n = indptr.shape[0] - 1, indices.shape[0], B.shape[-1]
+    if entries >= entry_limit() and rows > 1:
+        sums = torch.empty(entries, dtype=_sum_type(B), device=B.device)
+        for piece in _row_pieces(indptr, indices, B.shape[-2]):
+            own = piece.pointers(indptr), indices[piece.entries], G[..., piece.rows, :]
+            sums[piece.entries] = direct_sddmm(*own, B)
+        return sums
     G, B, batches = reachable(G), reachable(B), batch_count(B)
-    wide = torch.float64 if B.dtype is torch.float64 else torch.float32
-    out = B.new_empty((batches, entries), dtype=wide)
+    out = B.new_empty((batches, entries), dtype=_sum_type(B))
     if not (entries and rows and n and batches):
         return out.new_zeros(entries)
     device, size = B.get_device(), B.element_size()

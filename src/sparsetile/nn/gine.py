@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.settings import entry_limit
 from sparsetile.layers.edge_attention import Entries
 from sparsetile.layers.graph_attention import ATTENTION_DTYPES
 from sparsetile.layers.relu_sums import relu_sums
@@ -24,8 +25,8 @@ from sparsetile.plan.modes import plain_call
 
 __all__ = ["GINEConv"]
 
-# Devices and number of entries that the fused kernel supports.
-FUSED_ON, _MOST_ENTRIES = "cuda", 2**31
+# Devices that the fused kernel supports.
+FUSED_ON = "cuda"
 
 
 class GINEConv(Module):
@@ -156,7 +157,7 @@ class GINEConv(Module):
             x.device.type == FUSED_ON
             and x.dtype in ATTENTION_DTYPES
             and same
-            and graph.csr.nnz < _MOST_ENTRIES
+            and graph.csr.nnz < entry_limit()
             and graph.edge_count == graph.csr.nnz  # parallel edges may differ
             and not isinstance(graph.planned, InferencePlan)  # it has no rows
             and not torch.is_autocast_enabled(x.device.type)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.core.protocols import SharedPlan
+from sparsetile.core.settings import entry_limit
 from sparsetile.layers.edge_attention import Entries, attend_entries
 from sparsetile.layers.graph_attention import ATTENTION_DTYPES
 from sparsetile.nn import arguments
@@ -26,8 +27,8 @@ from sparsetile.plan.plan import Plan
 
 __all__ = ["HeadsLayer"]
 
-# Limits of the attention kernels: devices, slabs of columns in a grid, entries.
-FUSED_ON, _MOST_COLUMNS, _MOST_ENTRIES = "cuda", 2**20, 2**31
+# Limits of the attention kernels: devices, slabs of columns in a grid.
+FUSED_ON, _MOST_COLUMNS = "cuda", 2**20
 
 
 class HeadsLayer(nn.Module):
@@ -143,7 +144,7 @@ class HeadsLayer(nn.Module):
             messages.device.type == FUSED_ON
             and messages.dtype in ATTENTION_DTYPES
             and self.heads * self.out_channels <= _MOST_COLUMNS
-            and graph.csr.nnz < _MOST_ENTRIES
+            and graph.csr.nnz < entry_limit()
             and not isinstance(graph.planned, InferencePlan)  # it has no rows
             and not transforming()
             and forward_ad._current_level < 0

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
+from sparsetile.core.settings import entry_limit
 from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.intake import CSR
@@ -345,7 +346,7 @@ class Family:
         csr = self.forward.csr
         if csr.shape[0] != csr.shape[1]:
             return False
-        if not torch.equal(torch.bincount(csr.indices, minlength=csr.shape[1]), csr.row_lengths()):
+        if not torch.equal(csr.column_lengths(), csr.row_lengths()):
             return False  # directed graphs end here, before anything is sorted
         order = _narrow(csr.transpose_order())
         if _equals_transpose(csr, self.forward.values, order):
@@ -363,7 +364,9 @@ class Family:
                 if variant.both is None:
                     other = self.opposite(variant)
                     order = self.entry_order().long()
-                    inverse = positions(order)
+                    # Of so many entries it is made when it is read (``flat.entry_order``): 8 bytes
+                    # for each, which gradients of the first order never read.
+                    inverse = order[:0] if order.numel() >= entry_limit() else positions(order)
                     if variant.transposed:
                         order, inverse = inverse, order
                     made = flatten(variant.direction, other.direction, order, inverse)

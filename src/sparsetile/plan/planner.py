@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparsetile.core.checks import dimension, one_of, real_number
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.settings import entry_limit
 from sparsetile.core.streams import refuse_capture
 from sparsetile.engines.request import Request
 from sparsetile.intake import CSR, as_csr, current_values
@@ -83,6 +84,11 @@ def _permutation(reorder: str | Tensor, csr: CSR) -> Permutation:
         order = reorder.to(device=csr.device, dtype=torch.int64)
         return Permutation("given", order).checked(csr.shape[0])
     name = one_of("plan", "reorder", reorder, ["auto", *REORDERERS])
+    if name not in ("auto", "identity") and csr.nnz >= entry_limit():
+        raise value_error(
+            "plan", "reorder", f"'identity' or a permutation for {entry_limit()} entries or more",
+            repr(name), "Find an order of a part of A, or omit reorder=",
+        )  # fmt: skip
     return REORDERERS["identity" if name == "auto" else name](csr)
 
 
@@ -238,6 +244,7 @@ def build_plan(
     request = Request(csr, n, dtype, permutation, deterministic, ablation, timed, in_place=in_place)
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     reorders = isinstance(reorder, str) and reorder == system == "auto" and tune != "none"
+    reorders = reorders and csr.nnz < entry_limit()
     # What is kept for products alone cannot be planned again.
     settled = system != "auto" or tune != "model" or (keep == "inference" and runs is None)
     with guard:
@@ -246,6 +253,7 @@ def build_plan(
             permutation, orders = order_that_pays(request, EXPECTED_RUNS if runs is None else runs)
     given, entries, column_order = csr, None, None
     if reorder_columns:
+        _check_columns_reorder(csr)
         column_order = first_use(csr, permutation)
         csr, entries = with_columns(csr, column_order)
     if reorder_columns or permutation is not request.permutation:
@@ -294,6 +302,15 @@ def build_plan(
     if source.values is not None and source.values.requires_grad:
         made._family.follow = _following(A, given.with_values(None), entries)
     return made
+
+
+def _check_columns_reorder(csr: CSR) -> None:
+    """Renumbered columns have to be sorted, which takes 24 bytes for each entry."""
+    if csr.nnz >= entry_limit():
+        raise value_error(
+            "plan", "reorder_columns", f"False for {entry_limit()} entries or more", True,
+            "Renumber the columns of A before planning",
+        )  # fmt: skip
 
 
 def _read_clock(device: torch.device | None) -> float:

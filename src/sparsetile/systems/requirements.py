@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sparsetile.core.device import capability_name
+from sparsetile.core.settings import entry_limit
 from sparsetile.engines.request import Request
 
 __all__ = ["ampere_reasons", "entry_reasons", "hopper_reasons", "tf32_reasons", "tile_reasons"]
@@ -14,8 +15,9 @@ _AMPERE, _HOPPER = (8, 0), (9, 0)
 
 def entry_reasons(request: Request) -> list[str]:
     """Return why 32-bit entry numbers do not suffice."""
-    if request.csr.nnz >= 2**31:
-        return [f"holds under 2^31 entries, A has {request.csr.nnz}"]
+    if request.csr.nnz >= (limit := entry_limit()):
+        text = "2^31" if limit == 2**31 else limit
+        return [f"holds under {text} entries, A has {request.csr.nnz}"]
     return []
 
 

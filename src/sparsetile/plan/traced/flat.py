@@ -6,8 +6,8 @@
 *Forward* is the chosen system; *exact* is the exact system of the device (``csr`` or ``cpu``) that
 serves max, min and the values' gradient, omitted when forward is that system already. The recipe
 names every tensor, so that runners see them by name. ``order`` brings values from A's order to
-Aᵀ's. Swapping the two directions gives the flat plan of Aᵀ: gradients of gradients need nothing
-more.
+Aᵀ's, ``inverse`` back; one of them is empty if A has too many entries to keep both. Swapping the
+two directions gives the flat plan of Aᵀ: gradients of gradients need nothing more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from sparsetile.engines.request import BuiltSystem
 from sparsetile.engines.runner import ExactRunner, Runner
 from sparsetile.launch.interface import Tensors
+from sparsetile.reorder.permutation import positions
 from sparsetile.systems import runner
 
 __all__ = ["Direction", "FlatPlan", "flat_packed", "flatten", "parsed", "without_exact"]
@@ -114,6 +115,11 @@ class FlatPlan:
         if not packed:
             return None
         return dict(zip(self.forward.packed_names, packed, strict=True))
+
+    def entry_order(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the entry of A that is each entry of its transpose."""
+        order, inverse = tensors[self.size], tensors[self.size + 1]
+        return order if order.shape[0] == self.nnz else positions(inverse)
 
     def mirror(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the flat list of the transpose."""

@@ -52,8 +52,8 @@ def mean_gradient(indptr: Tensor, grad: Tensor) -> Tensor:
     return scaled_rows(grad, row_scale(indptr, grad.dtype))
 
 
-def reordered(values: Tensor | None, order: Tensor) -> Tensor | None:
-    return None if values is None else values[order]
+def reordered(values: Tensor | None, flat: FlatPlan, tensors: Sequence[Tensor]) -> Tensor | None:
+    return None if values is None else values[flat.entry_order(tensors)]
 
 
 def gradient_product(
@@ -63,7 +63,7 @@ def gradient_product(
     flat = parsed(recipe)
     need_transpose(flat)
     return torch.ops.sparsetile.spmm(
-        flat.mirror(tensors), reordered(values, tensors[flat.size]), [], grad, None,
+        flat.mirror(tensors), reordered(values, flat, tensors), [], grad, None,
         flat.mirrored, "sum", alpha, False, None,
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             tensors, grad, [], B, None, ctx.recipe, "sum", ctx.alpha, False, None
         )
     if ctx.needs_input_grad[2]:
-        t_grad = grad[tensors[flat.size]]
+        t_grad = grad[flat.entry_order(tensors)]
         d_B = torch.ops.sparsetile.spmm(
             flat.mirror(tensors), t_grad, [], G, None, flat.mirrored, "sum", ctx.alpha, False, None
         )

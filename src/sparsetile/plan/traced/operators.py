@@ -186,7 +186,7 @@ def spmm_won(
     refuse_tangents(grad, values)
     flat = parsed(recipe)
     need_transpose(flat)
-    back, order = parsed(flat.mirrored), tensors[flat.size]
+    back, order = parsed(flat.mirrored), flat.entry_order(tensors)
     out = grad.new_empty((*grad.shape[:-2], flat.cols, grad.shape[-1]))
     back.exact.won(
         back.exact_tensors(flat.mirror(tensors)),

@@ -42,7 +42,7 @@ class _Frozen:
     @property
     def order(self) -> Tensor:
         """Brings values from A's order to that of its transpose."""
-        return self.tensors[self.parsed.size]
+        return self.parsed.entry_order(self.tensors)
 
     @property
     def columns(self) -> Tensor:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sparsetile.balance import RowChunks
-from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
+from sparsetile.engines.pieces import PieceRunner, build_pieces, in_pieces
+from sparsetile.engines.request import BuildTimer, BuiltSystem, EngineBuild, Request
+from sparsetile.engines.runner import ExactRunner
 from sparsetile.formats import Rows
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.systems.base import System
@@ -26,22 +31,29 @@ class CPUSystem(System):
     dtypes = VALUE_DTYPES
     deterministic = True
     exact_on = EXACT_ON
-    runner = CPURunner
 
     def predict(self, request: Request) -> float:
         return predict_cpu(request)
 
     def build(self, request: Request) -> BuiltSystem:
-        timer = BuildTimer(request)
-        rows = Rows.pack(request.csr)
-        schedule = RowChunks.make(rows.units(), chunks=CHUNKS)
-        timer("schedule")
-        choices = {
-            "format": "rows",
-            "schedule": f"{schedule.item_count} chunks of rows of equal cost",
-        }
-        tensors = {**rows.tensors(), **schedule.tensors()}
-        return self.built(request, tensors, choices, timer.seconds)
+        made = build_pieces(request, _chunks) if in_pieces(request) else _chunks(request)
+        return self.built_by(request, made)
+
+    def make_runner(self, meta: Mapping[str, Any]) -> ExactRunner:
+        return PieceRunner(meta, CPURunner) if "pieces" in meta else CPURunner(meta)
+
+
+def _chunks(request: Request) -> EngineBuild:
+    timer = BuildTimer(request)
+    rows = Rows.pack(request.csr)
+    schedule = RowChunks.make(rows.units(), chunks=CHUNKS)
+    timer("schedule")
+    choices = {
+        "format": "rows",
+        "schedule": f"{schedule.item_count} chunks of rows of equal cost",
+    }
+    tensors = {**rows.tensors(), **schedule.tensors()}
+    return EngineBuild(tensors, choices, timer.seconds, {})
 
 
 SYSTEM = CPUSystem()

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sparsetile.engines.pieces import PieceRunner, build_pieces, in_pieces
 from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.engines.rows.build import build_rows
 from sparsetile.engines.rows.cost import predict_rows
 from sparsetile.engines.rows.runner import RowRunner
+from sparsetile.engines.runner import ExactRunner
 from sparsetile.kernels.csr import ELEMENTS
 from sparsetile.systems.base import System
 from sparsetile.systems.csr import DEVICES, EXACT_ON, QUICK_ON
-from sparsetile.systems.requirements import entry_reasons
 
 __all__ = ["SYSTEM", "CSRSystem"]
 
@@ -38,17 +39,15 @@ class CSRSystem(System):
         "gat_scores", "gat_softmax", "spmm_gat", "gat_terms", "gat_vectors",
     )  # fmt: skip
 
-    def further_reasons(self, request: Request) -> list[str]:
-        return entry_reasons(request)
-
     def predict(self, request: Request) -> float:
         return predict_rows(request)
 
     def build(self, request: Request) -> BuiltSystem:
-        return self.built_by(request, build_rows(request))
+        made = build_pieces(request, build_rows) if in_pieces(request) else build_rows(request)
+        return self.built_by(request, made)
 
-    def make_runner(self, meta: Mapping[str, Any]) -> RowRunner:
-        return RowRunner(meta)
+    def make_runner(self, meta: Mapping[str, Any]) -> ExactRunner:
+        return PieceRunner(meta, RowRunner) if "pieces" in meta else RowRunner(meta)
 
 
 SYSTEM = CSRSystem()

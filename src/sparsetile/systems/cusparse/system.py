@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsetile.core.settings import entry_limit
 from sparsetile.engines.library import without_autocast
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request
 from sparsetile.engines.runner import Runner
@@ -64,7 +65,7 @@ class CuSparseSystem(System):
     runner = CuSparseRunner
 
     def further_reasons(self, request: Request) -> list[str]:
-        if request.csr.nnz >= 2**31:
+        if request.csr.nnz >= entry_limit():
             return [f"is used with 32-bit offsets, A has {request.csr.nnz} entries"]
         return []
 
