@@ -680,6 +680,8 @@ class Plan(torch.nn.Module):
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
 
+        On a CPU it is an estimate: the limits of a typical one are taken for this one's.
+
         Examples
         --------
         >>> seconds, term = plan.floor()
