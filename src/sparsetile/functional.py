@@ -16,9 +16,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsetile.cache.complex_arrays import multiply_complex
 from sparsetile.cache.operators import csr_sddmm, multiply
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.csr import COMPLEX, PRODUCT_DTYPES
 
 __all__ = ["sddmm", "spmm", "spmm_coo", "spmm_edges"]
 
@@ -41,7 +42,7 @@ def spmm(
     indices : Tensor of int32 or int64 [entries]
         Column of each entry, in any order. Entries of the same place count each.
     values : Tensor [entries] or None
-        Of x's type; None: all ones.
+        Of x's type; of a complex x also of the type of its parts. None: all ones.
     x : Tensor [..., K, N] or [K]
         Dense. It has as many rows as A has columns.
     reduce : {"sum", "mean"}
@@ -72,6 +73,10 @@ def spmm(
             "functional.spmm", "reduce", "'sum' or 'mean'", repr(reduce),
             "Call sparsetile.spmm for 'max' and 'min'",
         )  # fmt: skip
+    if x.is_complex():
+        dense = x.unsqueeze(-1) if x.dim() == 1 else x
+        C = multiply_complex(indptr, indices, values, dense, reduce)
+        return C.squeeze(-1) if x.dim() == 1 else C
     if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, values = x.to(dtype), None if values is None else values.to(dtype)
@@ -107,6 +112,11 @@ def sddmm(indptr: Tensor, indices: Tensor, G: Tensor, x: Tensor) -> Tensor:
     tensor([0., 8., 8.])
     """
     _check("sddmm", indptr, indices, None, x)
+    if x.is_complex():
+        raise type_error(
+            "functional.sddmm", "x", "of real numbers", x.dtype,
+            "Take dot products of its real and imaginary parts",
+        )  # fmt: skip
     wanted = (*x.shape[:-2], indptr.shape[0] - 1, x.shape[-1])
     if x.dim() < 2 or tuple(G.shape) != wanted:
         raise value_error(
@@ -222,8 +232,8 @@ def _check(
     name = f"functional.{function}"
     if indptr.shape[0] < 1:
         raise value_error(name, "indptr", "of M + 1 elements", "none", "A without rows has a 0")
-    if x.dim() < 1 or x.dtype not in PRODUCT_DTYPES:
-        names = ", ".join(str(each) for each in PRODUCT_DTYPES)
+    if x.dim() < 1 or x.dtype not in (*PRODUCT_DTYPES, *COMPLEX):
+        names = ", ".join(str(each) for each in (*PRODUCT_DTYPES, *COMPLEX))
         raise type_error(
             name, "x", f"a tensor of type {names}", f"{x.dtype}, {x.dim()} dimensions",
             "Cast it with x.to(torch.float32)",
@@ -233,7 +243,7 @@ def _check(
             name, "values", f"of shape {list(indices.shape)}", list(values.shape),
             "Give one value for each entry",
         )  # fmt: skip
-    if values is not None and values.dtype is not x.dtype:
+    if values is not None and values.dtype not in (x.dtype, COMPLEX.get(x.dtype)):
         raise type_error(
             name, "values", f"of x's type {x.dtype}", values.dtype, "Cast one of both with .to()"
         )

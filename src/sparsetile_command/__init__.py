@@ -7,12 +7,16 @@ catch whatever goes wrong while they are imported. Here it ends the process, wit
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from importlib import metadata
+from importlib import metadata, resources
 
 from sparsetile_command.interrupts import INTERRUPTED, STOPPED, interruptible
 
-__all__ = ["main"]
+__all__ = ["HELP_WIDTH", "main", "quick_help"]
+
+# Columns for which help.txt is written.
+HELP_WIDTH = 80
 
 
 def main() -> int:
@@ -21,6 +25,8 @@ def main() -> int:
         with interruptible():
             if sys.argv[1:] == ["--version"] and (version := _installed_version()):
                 return _printed(version)
+            if text := quick_help(sys.argv[1:]):
+                return _printed(text)
             from sparsetile.cli import main as command
 
             return command()
@@ -35,6 +41,19 @@ def _installed_version() -> str:
         return metadata.version("sparsetile")
     except metadata.PackageNotFoundError:
         return ""
+
+
+def quick_help(words: list[str]) -> str:
+    """Return the help that these words ask for, as the command line would print it; "" if they ask
+    for something else, or the terminal is too narrow for the stored text."""
+    if not words or words[-1] not in ("-h", "--help"):
+        return ""
+    if shutil.get_terminal_size().columns < HELP_WIDTH:
+        return ""
+    stored = resources.files(__name__).joinpath("help.txt").read_text(encoding="utf-8")
+    asked = " ".join(["$ sparsetile", *words[:-1], "--help"])
+    _, found, rest = stored.partition(f"{asked}\n")
+    return rest.partition("\n$ ")[0].rstrip("\n") if found else ""
 
 
 def _printed(text: str) -> int:

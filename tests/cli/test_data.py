@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import tarfile
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparsetile.bench.suites import load_suite
+from sparsetile.cli import data as data_module
+from sparsetile.data import download, suites
 from sparsetile.data.generators import from_spec
 from sparsetile.intake import read_matrix
 from tests.cli.conftest import Cli, assert_refused
@@ -97,3 +101,36 @@ def test_generate_refuses_bad_usage(cli: Cli, tmp_path: Path):
     assert_refused(
         cli("data", "generate", "gen:magic", "--out", tmp_path / "m.npz"), "must be one of"
     )
+
+
+def test_a_suite_is_fetched_checked_and_found_by_name(cli: Cli, mirror, tmp_path, monkeypatch):
+    tiny = read_matrix(download.fetch("HB/tiny", base_url=str(mirror), directory=tmp_path / "own"))
+    known = suites.Member("tiny", "HB/tiny", 3, 2, 2, suites.pattern_digest(tiny), "SuiteSparse")
+    other = dataclasses.replace(known, name="other", collection="-", source="https://a.example")
+    monkeypatch.setattr(data_module, "members", lambda suite: [known, other])
+    folder = tmp_path / "suite"
+    outcome = cli("data", "fetch", "--suite", "core", "--data", folder, "--base-url", mirror)
+    first, second = (line.split() for line in outcome.out.splitlines()[2:])
+    assert outcome.code == 1 and "fetching HB/tiny, 2 entries" in outcome.err
+    assert first[:2] == ["tiny", "2"] and known.pattern[:12] in first and "fetched" in first
+    assert second[0] == "other" and "https://a.example" in second and "get" in second
+    assert cli("run", "tiny", "-n", "2", "--data", folder).code == 0
+    (folder / "other.mtx").write_text(MARKET.replace("3 2 -2", "2 2 -2"))
+    (mirror / "MM" / "HB" / "tiny.tar.gz").unlink()  # nothing is fetched again
+    outcome = cli("data", "fetch", "--suite", "core", "--data", folder, "--base-url", mirror)
+    assert outcome.code == 1 and "another pattern than the measured one" in outcome.out
+    (folder / "other.mtx").write_text(MARKET)
+    outcome = cli("data", "fetch", "--suite", "core", "--data", folder, "--base-url", mirror)
+    assert outcome.code == 0 and outcome.out.count("there already") == 2
+
+
+def test_the_core_suite_s_list_is_that_of_the_benchmarks():
+    listed = suites.members("core")
+    assert tuple(each.name for each in listed) == load_suite("core").parts[0].matrices
+    assert sum(each.collection != "-" for each in listed) == 19
+    assert all(len(each.pattern) == 64 and each.source for each in listed)
+
+
+@pytest.mark.parametrize("words", [(), ("HB/tiny", "--suite", "core")])
+def test_fetch_takes_a_name_or_a_suite(cli: Cli, words):
+    assert_refused(cli("data", "fetch", *words), "fetch: NAME or --suite must be one of both, got")

@@ -233,10 +233,9 @@ def test_a_broken_matrix_market_file_is_refused_with_one_clear_text(case, packed
             "Convert it with scipy.sparse.coo_array and mmwrite.",
         ),
         (
-            "matrix coordinate complex general",
-            "a Matrix Market file of field real or double or integer or unsigned-integer or "
-            "pattern, got 'complex'. "
-            "Split it into real and imaginary parts, or into real values.",
+            "matrix coordinate quaternion general",
+            "a Matrix Market file of field real or double or complex or integer or "
+            "unsigned-integer or pattern, got 'quaternion'. Write it with one of these.",
         ),
         (
             "matrix coordinate real odd",

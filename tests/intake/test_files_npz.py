@@ -176,7 +176,7 @@ BROKEN_ARRAYS = {
     ),
     "data complex": (
         own(data=np.ones(3) * 1j),
-        "data in a.npz must be float16, bfloat16, float32, float64, or whole numbers, "
+        "values in a.npz must be float16, bfloat16, float32, float64, or whole numbers, "
         "got complex128. Split it into real and imaginary parts.",
     ),
     "data of text": (

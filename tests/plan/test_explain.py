@@ -90,20 +90,31 @@ def test_the_order_of_the_rows_is_named():
     assert lines_of(sample(reorder=order))["reorder"].startswith("given, ")
 
 
-@pytest.mark.parametrize(
-    "tune, word", [("model", "predicted, not measured"), ("measure", "measured")]
-)
-def test_the_floor_is_given_with_what_binds_and_a_share_that_says_what_it_is(tune, word):
-    plan = sample(tune=tune)
+def test_on_a_cpu_the_least_time_is_called_an_estimate():
+    plan = sample()
     seconds, term = plan.floor()
     lines = lines_of(plan)
-    assert lines["floor"] == f"{seconds * 1e3:.3f} ms a product ({term})"
-    share = 100 * seconds / plan.info["considered"][plan.system]
-    assert lines["share"] == f"{share:.0f} % of the floor's speed, {word}"
+    assert lines["estimate"] == f"{seconds * 1e3:.3f} ms a product at best ({term})"
+    assert "floor" not in lines and "share" not in lines
+
+
+@pytest.mark.parametrize("measured, word", [(False, "predicted, not measured"), (True, "measured")])
+def test_the_floor_of_a_gpu_is_given_with_a_share_that_says_what_it_is(measured, word):
+    plan = sample()
+    info = plan.info | {"device": "cuda:0", "considered": {"cpu": 4e-3}, "considered_by": "model"}
+    text = explain("title", info | {"measured": ["cpu"] if measured else []}, (1e-3, "launch"))
+    assert "  floor     1.000 ms a product (launch)\n" in text
+    assert text.endswith(f"  share     25 % of the floor's speed, {word}")
+
+
+def test_the_only_system_comes_with_its_time():
+    info = sample().info | {"considered": {"cpu": 4e-3}, "considered_by": "only"}
+    text = explain("title", info, (1e-3, "launch"))
+    assert "only system that can serve this product: predicted 4.000 ms a product" in text
 
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_every_matrix_can_be_explained_and_so_can_its_transpose(name):
     plan = st.plan(csr_of(MATRICES[name]()), 3)
-    assert "floor" in lines_of(plan)
-    assert "floor" in lines_of(plan.T)
+    assert "estimate" in lines_of(plan)
+    assert "estimate" in lines_of(plan.T)

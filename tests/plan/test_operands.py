@@ -73,7 +73,7 @@ def test_a_plan_of_several_systems_takes_autocast_s_type():
     "operand, expected",
     [
         (torch.ones(2, 2, dtype=torch.int64), "spmm: B must be of type torch.float16, "),
-        (torch.ones(2, 2, dtype=torch.complex64), "Multiply B.real and B.imag"),
+        (torch.ones(2, 2, dtype=torch.complex32), "torch.complex128, got torch.complex32. Cast it"),
         (torch.ones(2, 2, device="meta"), "spmm: the device of B must be cpu or cuda, got meta."),
     ],
 )

@@ -233,9 +233,9 @@ def test_what_trained_values_pass_through_moves_with_the_plan(calls_of):
     weight = torch.ones(2, requires_grad=True)
     plan.update_values(weight)
     places = torch.arange(2)
-    moved = family._follow_on(functools.partial(max, weight, places), torch.device("meta"))
+    moved = family.follow_on(functools.partial(max, weight, places), torch.device("meta"))
     assert moved.func is max and moved.args[0] is weight and moved.args[1].is_meta
-    asked = calls_of(family, "_follow_on")
+    asked = calls_of(family, "follow_on")
     follow = plan._family.follow
     plan.to(torch.float64)
     (call,) = asked

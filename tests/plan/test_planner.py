@@ -52,7 +52,7 @@ def test_an_unknown_order_is_refused_with_the_known_ones():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool, "float32"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex32, torch.bool, "float32"])
 def test_a_dtype_that_is_no_float_is_refused(dtype):
     text = said(TypeError, lambda: made(dtype=dtype))
     assert text.startswith("plan: dtype must be one of torch.float16, torch.bfloat16, ")

@@ -91,6 +91,9 @@ def _dense_pays(rows: int, cols: int, nnz: int, n: int) -> bool:
     return saved > _DIGEST * nnz
 
 
+# Types of NumPy's arrays that torch takes, in this machine's byte order.
+_NATIVE = frozenset(np.dtype(each) for each in ("i4", "i8", "f4", "f8"))
+
 _Arrays = tuple[Tensor, Tensor, "Tensor | None", tuple[int, int], int]
 
 
@@ -115,15 +118,26 @@ def _arrays(A: Any) -> _Arrays | None:
     elif kind is CSR:
         parts, shape = (A.indptr, A.indices, A.values), A.shape
     elif is_scipy(A) and A.format == "csr" and A.ndim == 2:
-        parts, shape = (A.indptr, A.indices, A.data), A.shape
+        return _scipy_arrays(A)
     else:
         return None
     indptr, indices, values = map(_tensor, parts)
     if not _plain(indptr) or not _plain(indices) or not (values is None or _plain(values)):
         return None
-    # scipy's arrays may have room for more entries behind the last one.
-    scipy = kind is not Tensor and kind is not tuple and kind is not CSR
-    return indptr, indices, values, shape, int(parts[0][-1]) if scipy else indices.shape[0]
+    return indptr, indices, values, shape, indices.shape[0]
+
+
+def _scipy_arrays(A: Any) -> _Arrays | None:
+    """The same of scipy's arrays, which may have room for more entries behind the last one."""
+    parts = A.indptr, A.indices, A.data
+    for part in parts:
+        if type(part) is not np.ndarray or part.ndim != 1 or part.dtype not in _NATIVE:
+            return None
+        flags = part.flags
+        if not (flags.c_contiguous and flags.writeable):
+            return None
+    indptr, indices, values = map(torch.from_numpy, parts)
+    return indptr, indices, values, A.shape, int(parts[0][-1])
 
 
 def _tensor(part: Any) -> Any:

@@ -27,16 +27,19 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from sparsetile.cache.arrays import product_as_it_is
+from sparsetile.cache.complex_arrays import holds_complex, spmm_complex
 from sparsetile.cache.fresh import fresh_product
 from sparsetile.cache.kept import Kept
+from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR, as_csr, current_values, fingerprint
-from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.csr import COMPLEX, PRODUCT_DTYPES
 from sparsetile.intake.identity import counter_tells, is_trained
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import edge_parts, graph_parts
 from sparsetile.jit.loader import current_stream_handle
 from sparsetile.plan.arrays import array_like, as_operand, is_array
+from sparsetile.plan.complex_products import as_columns, as_complex
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.eager import general_product
 from sparsetile.plan.modes import PLAIN_TYPES, any_autocast, outside_modes, plain_call, untraced
@@ -290,6 +293,18 @@ def _product_of_array(A: Any, B: Any, reduce: str) -> Any:
     return array_like(spmm(A, as_operand(B, device), reduce), B)
 
 
+def _product_of_complex(A: Any, B: Tensor, reduce: str) -> Tensor:
+    """Return the product of a real A: pairs of columns of a real product."""
+    dense = B.unsqueeze(-1) if B.dim() == 1 else B
+    if dense.dim() < 2 or reduce_name("spmm", reduce) not in ("sum", "mean"):
+        raise value_error(
+            "spmm", "B", "a vector or matrix for sum or mean if it is complex",
+            f"shape {tuple(B.shape)} for {reduce}", "Multiply real numbers",
+        )  # fmt: skip
+    C = as_complex(spmm(A, as_columns(dense), reduce), dense.shape[-1])
+    return C.squeeze(-1) if B.dim() == 1 else C
+
+
 @untraced("sparsetile.spmm looks for changes of A. Use plan @ B, with a plan made outside")
 def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     """Return A·B for a sparse A and a dense B; plans A once and keeps the plan.
@@ -299,7 +314,8 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     A : sparse matrix [M, K]
         Anything that :func:`sparsetile.plan` accepts. Gradients flow into its values.
     B : Tensor [..., K, N] or [K]
-        Dense, on the device that computes the product. An array of NumPy or cupy gives an array.
+        Dense, real or complex, on the device that computes the product. An array of NumPy or cupy
+        gives an array.
     reduce : {"sum", "mean", "max", "min"}
         How the entries of a row are combined.
 
@@ -329,15 +345,17 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum") -> Tensor:
     if not isinstance(B, Tensor):
         return _product_of_array(A, B, reduce)
     usable_device("spmm", B.device, "B")
-    if B.dtype not in PRODUCT_DTYPES:
-        names = ", ".join(str(each) for each in PRODUCT_DTYPES)
-        parts = "Multiply B.real and B.imag one after the other"
+    if B.dtype not in PRODUCT_DTYPES and B.dtype not in COMPLEX:
+        names = ", ".join(str(each) for each in (*PRODUCT_DTYPES, *COMPLEX))
         raise type_error(
-            "spmm", "B", f"of type {names}", B.dtype,
-            parts if B.is_complex() else "Cast it with B.to(torch.float32)",
-        )  # fmt: skip
+            "spmm", "B", f"of type {names}", B.dtype, "Cast it with B.to(torch.float32)"
+        )
     refuse_traced("spmm", "Plan A outside, and call plan @ B inside")
     refuse_wrapped("spmm", A)
+    if holds_complex(A):
+        return spmm_complex(A, B, reduce)
+    if B.dtype in COMPLEX:
+        return _product_of_complex(A, B, reduce)
     n = B.shape[-1] if B.dim() > 1 else 1
     dtype = B.dtype
     if torch.is_autocast_enabled(B.device.type) and dtype is not torch.float64:

@@ -15,10 +15,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Data, Json, check_output
 from sparsetile.core import settings
+from sparsetile.core.checks import one_of
+from sparsetile.core.errors import value_error
 from sparsetile.data import download
 from sparsetile.data.catalog import catalog
 from sparsetile.data.generators import from_spec
-from sparsetile.intake.files import write_npz
+from sparsetile.data.suites import SUITES, fetch_member, members, pattern_digest
+from sparsetile.intake.files import read_matrix, write_npz
 
 __all__ = ["app"]
 
@@ -67,7 +70,13 @@ def _download_bar(name: str) -> Iterator[download.Progress]:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="SuiteSparse Group/Name.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="SuiteSparse Group/Name.")
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", metavar="NAME", help="All matrices of a suite (core) instead."),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Folder to download into.")
     ] = None,
@@ -76,13 +85,52 @@ def fetch(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Download again.")] = False,
 ) -> int:
-    """Download a matrix from the SuiteSparse collection; print the path of its file."""
+    """Download a matrix, or a suite, from the SuiteSparse collection; print what came where."""
+    if (name is None) == (suite is None):
+        raise value_error(
+            "fetch", "NAME or --suite", "one of both", "neither" if name is None else "both",
+            "Write `sparsetile data fetch HB/bcsstk17` or `sparsetile data fetch --suite core`",
+        )  # fmt: skip
+    if suite is not None:
+        chosen = one_of("fetch", "--suite", suite, SUITES)
+        return _fetch_suite(chosen, data or settings.data_dir(), base_url, force)
+    assert name is not None
     with _download_bar(name) as progress:
         path = download.fetch(
             name, base_url=base_url, directory=data, force=force, progress=progress
         )
     print_text(str(path))
     return 0
+
+
+def _fetch_suite(suite: str, folder: Path, base_url: str | None, force: bool) -> int:
+    """Fetch what is missing, compare every file with the suite's list, print a table."""
+    rows, missing = list[list[str]](), False
+    for member in members(suite):
+        found = next(
+            (path for end in (".npz", ".mtx", ".mtx.gz")
+             if (path := folder / f"{member.name}{end}").exists()), None,
+        )  # fmt: skip
+        state = "there already"
+        if member.collection != "-" and (found is None or force):
+            note(f"sparsetile: fetching {member.collection}, {member.entries} entries")
+            with _download_bar(member.name) as progress:
+                found = fetch_member(member, folder, base_url=base_url, progress=progress)
+            state = "fetched"
+        size = pattern = "-"
+        if found is None:
+            state, missing = "not in SuiteSparse: get it from its source", True
+        else:
+            size = f"{found.stat().st_size / 1e6:.1f} MB"
+            digest = pattern_digest(read_matrix(found, complex_values=True))
+            same = digest == member.pattern
+            pattern = digest[:12] if same else f"{digest[:12]}, not {member.pattern[:12]}"
+            missing |= not same
+            state += "" if same else "; another pattern than the measured one"
+        rows.append([member.name, str(member.entries), size, pattern, state, member.source])
+    headings = ("name", "entries", "file", "pattern (SHA-256)", "", "source")
+    print_table(headings, rows, right=("entries", "file"))
+    return 1 if missing else 0
 
 
 @app.command("generate")

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake.csr import VALUE_DTYPES
+from sparsetile.intake.csr import COMPLEX, VALUE_DTYPES
 
-__all__ = ["as_tensor", "float_values", "index_tensor", "scipy_index_tensor", "values_tensor"]
+__all__ = [
+    "as_tensor", "float_values", "index_tensor", "refuse_complex", "scipy_index_tensor",
+    "values_tensor",
+]  # fmt: skip
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _INTEGER_DTYPES = (
@@ -29,6 +32,18 @@ _INTEGER_DTYPES = (
     torch.int64,
     torch.uint64,
 )
+
+
+_REAL = "float16, bfloat16, float32, float64, or whole numbers"
+
+
+def refuse_complex(function: str, argument: str, values: Tensor | None) -> None:
+    """Raise if values are complex."""
+    if values is not None and values.is_complex():
+        raise type_error(
+            function, argument, _REAL, dtype_name(values.dtype),
+            "Split it into real and imaginary parts",
+        )  # fmt: skip
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -59,7 +74,7 @@ def as_tensor(function: str, argument: str, array: Any) -> Tensor:
             function, argument, "a tensor that holds data", "one on the meta device",
             "Move the matrix to the CPU or a GPU first",
         )  # fmt: skip
-    return tensor.resolve_neg()
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _from_numpy(function: str, argument: str, array: np.ndarray) -> Tensor:
@@ -119,21 +134,16 @@ def float_values(function: str, argument: str, values: Tensor) -> Tensor:
     """Return 1-D ``values`` as a float tensor; whole numbers become the default float type.
 
     Whole numbers and bools are converted only if every one of them is exactly representable: a
-    weight that would be rounded is an error.
+    weight that would be rounded is an error. Complex ones pass: see :func:`refuse_complex`.
     """
-    if values.dtype in VALUE_DTYPES:
+    if values.dtype in VALUE_DTYPES or values.dtype in COMPLEX:
         return values
     target = torch.get_default_dtype()
     if values.dtype not in _INTEGER_DTYPES:
         raise type_error(
-            function,
-            argument,
-            "float16, bfloat16, float32, float64, or whole numbers",
-            dtype_name(values.dtype),
-            "Split it into real and imaginary parts"
-            if values.dtype.is_complex
-            else "Convert it with .to(torch.float32)",
-        )
+            function, argument, _REAL, dtype_name(values.dtype),
+            "Convert it with .to(torch.float32)",
+        )  # fmt: skip
     whole = values.to(torch.int64)
     converted = whole.to(target)
     # Compared in float64, which has +-2^63: casting back a number rounded up to 2^63 is undefined.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.intake.arrays import refuse_complex
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.files import read_matrix
 from sparsetile.intake.foreign import from_scipy, from_torch_sparse
@@ -27,26 +28,32 @@ _ACCEPTED = (
 )
 
 
-def as_csr(A: Any, *, function: str = "plan", device: torch.device | str | None = None) -> CSR:
+def as_csr(
+    A: Any, *, function: str = "plan", device: torch.device | str | None = None,
+    complex_values: bool = False,
+) -> CSR:  # fmt: skip
     """Return any supported sparse matrix (docs/reference/support.md) as canonical CSR, or raise.
 
     Rows come out sorted, duplicates summed (half types in float32), explicit zeros kept.
     ``CSR.entry_map`` maps each entry of the input to its position. Values stay in the autograd
     graph and keep their float type; whole numbers and bools become the default float type if it
-    holds them exactly. A pattern (no values) stays one, unless it has duplicates: then the values
-    are the multiplicities. The result may share memory with ``A``. Errors begin with ``function``.
-    The work runs on A's device; ``device`` is that of the result, A's own when None (files: CPU).
+    holds them exactly, and complex ones are refused unless ``complex_values``. A pattern (no
+    values) stays one, unless it has duplicates: then the values are the multiplicities. The
+    result may share memory with ``A``. Errors begin with ``function``. The work runs on A's
+    device; ``device`` is that of the result, A's own when None (files: CPU).
     """
     target = None if device is None else _device(function, device)
     kind = kind_of(A)
     if kind is Kind.CSR:
         csr = A if A.checked else _checked(function, A)
     elif kind is Kind.PATH:
-        csr = read_matrix(A, function=function)
+        csr = read_matrix(A, function=function, complex_values=complex_values)
     elif kind in _READERS:
         csr = _READERS[kind](function, A)
     else:
         raise type_error(function, "A", "a sparse matrix", _describe(A), _ACCEPTED)
+    if not complex_values:
+        refuse_complex(function, "values", csr.values)
     return csr if target is None else csr.to(target)
 
 

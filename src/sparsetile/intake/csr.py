@@ -18,7 +18,7 @@ from sparsetile.core.streams import capturing, settle
 from sparsetile.intake.pieces import row_pieces
 
 __all__ = [
-    "CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "offsets", "owners",
+    "COMPLEX", "CSR", "FP8", "FP8_RESULTS", "PRODUCT_DTYPES", "VALUE_DTYPES", "offsets", "owners",
     "result_dtype",
 ]  # fmt: skip
 
@@ -31,6 +31,8 @@ NUMBERED_AT_ONCE = 2**28
 FP8 = torch.float8_e4m3fn
 FP8_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 PRODUCT_DTYPES = (*VALUE_DTYPES, FP8)
+# Complex type -> that of its parts, in which it is multiplied.
+COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -251,6 +253,9 @@ class CSR:
             return entry_values[inverse]
         # Duplicates are added in the caller's order, segment by segment: index_add's order changes
         # from run to run on a GPU.
+        if entry_values.is_complex():  # pairs; values of a sparse tensor are a view without them
+            pairs = torch.view_as_real(entry_values.clone())
+            return torch.view_as_complex(self.canonical_values(pairs))
         wide = entry_values.float() if entry_values.dtype.itemsize < 4 else entry_values
         order, lengths = self.duplicates()
         summed: Tensor = _SumDuplicates.apply(wide, self.entry_map, order, lengths)

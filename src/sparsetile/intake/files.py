@@ -20,7 +20,7 @@ import torch
 from sparsetile.core.checks import MAX_DIM
 from sparsetile.core.errors import DataError, describe, value_error
 from sparsetile.core.files import replacing
-from sparsetile.intake.arrays import scipy_index_tensor, values_tensor
+from sparsetile.intake.arrays import refuse_complex, scipy_index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_coordinates
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.npz import DEFLATE_LIMIT, check_rows, damaged, read_npz, reading
@@ -28,15 +28,18 @@ from sparsetile.intake.npz import DEFLATE_LIMIT, check_rows, damaged, read_npz, 
 __all__ = ["read_matrix", "write_npz"]
 
 _LINE_LIMIT = 2**16
-_FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
+_FIELDS = ("real", "double", "complex", "integer", "unsigned-integer", "pattern")
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
-def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") -> CSR:
+def read_matrix(
+    path: str | os.PathLike[str], *, function: str = "read_matrix", complex_values: bool = False
+) -> CSR:
     """Read a matrix file into canonical CSR on the CPU.
 
-    ``.mtx`` or ``.mtx.gz``: Matrix Market, coordinate format, field real, integer or pattern, any
-    symmetry (the other half is filled in); values are float64, None for a pattern. ``.npz``: arrays
+    ``.mtx`` or ``.mtx.gz``: Matrix Market, coordinate format, field real, integer, pattern or, with
+    ``complex_values``, complex, any symmetry (the other half is filled in); values are float64 or
+    complex128, None for a pattern. ``.npz``: arrays
     ``indptr``, ``indices``, ``shape`` and, unless it is a pattern, ``data``; or what
     ``scipy.sparse.save_npz`` writes. A damaged file is a DataError.
     """
@@ -56,7 +59,10 @@ def read_matrix(path: str | os.PathLike[str], *, function: str = "read_matrix") 
             describe(function, "path", "an existing file", repr(str(file)), "Check the path")
         )
     try:
-        return read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
+        csr = read_npz(function, file) if name.endswith(".npz") else _read_mtx(function, file)
+        if not complex_values:
+            refuse_complex(function, f"values in {file.name}", csr.values)
+        return csr
     except DataError:
         raise
     except (TypeError, ValueError) as error:  # from the checks of every input
@@ -183,7 +189,7 @@ def _read_market_header(function: str, file: Path, stream: BinaryIO) -> _MarketH
     _, layout, field, symmetry = words
     for given, allowed, what, remedy in (
         (layout, ("coordinate",), "format", "Convert it with scipy.sparse.coo_array and mmwrite"),
-        (field, _FIELDS, "field", "Split it into real and imaginary parts, or into real values"),
+        (field, _FIELDS, "field", "Write it with one of these"),
         (symmetry, _SYMMETRIES, "symmetry", "Write it as general"),
     ):
         if given not in allowed:

@@ -42,7 +42,10 @@ def _choice(info: Mapping[str, Any]) -> list[str]:
         return [f"  {chosen:9s} asked for by name"]
     if by == "none":
         return [f"  {chosen:9s} the device's exact system, compared with no other"]
-    return [f"  {chosen:9s} the only system that can serve this product"] if by == "only" else []
+    if by == "only":
+        time = f"predicted {_milliseconds(considered[chosen])} a product"
+        return [f"  {chosen:9s} the only system that can serve this product: {time}"]
+    return []
 
 
 def _others(info: Mapping[str, Any]) -> list[str]:
@@ -62,8 +65,8 @@ def _others(info: Mapping[str, Any]) -> list[str]:
 
 
 def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> str:
-    """Return each stage's choice and cost, every rejected system with its reason, and the floor, of
-    ``Plan.info`` and ``Plan.floor()``.
+    """Return each stage's choice and cost, every rejected system with its reason, and the floor (on
+    a CPU an estimate), of ``Plan.info`` and ``Plan.floor()``.
     """
     spent = info["seconds"]
     lines = [
@@ -88,6 +91,9 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
     for name, reasons in info.get("rejected", {}).items():
         lines.append(f"  {name:9s} rejected: {'; '.join(reasons)}")
     seconds, term = floor
+    if info["device"] == "cpu":  # whose limits are not known well enough to call this a floor
+        lines.append(f"  estimate  {_milliseconds(seconds)} a product at best ({term})")
+        return "\n".join(lines)
     lines.append(f"  floor     {_milliseconds(seconds)} a product ({term})")
     chosen = info.get("considered", {}).get(info["system"])
     if chosen:

@@ -42,7 +42,7 @@ from sparsetile.systems.registry import exact_system, unsupported
 
 __all__ = [
     "FIRST_WIDTH", "MAX_WIDTHS", "Family", "Flat", "Widths", "canonical", "expects_many",
-    "many_products",
+    "follow_on", "many_products",
 ]  # fmt: skip
 
 # The width that is planned for before any is known.
@@ -536,7 +536,7 @@ class Family:
             else:
                 made = build_variant("to", request, first.system)
             self.column_order = _on(self.column_order, device)
-            self.follow = _follow_on(self.follow, device)
+            self.follow = follow_on(self.follow, device)
             self.version += 1
             self._set(made)
             if turned:
@@ -583,7 +583,7 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
     return None if tensor is None else tensor.to(device)
 
 
-def _follow_on(follow: Follow | None, device: torch.device) -> Follow | None:
+def follow_on(follow: Follow | None, device: torch.device) -> Follow | None:
     """The same trained values, brought to the new device; they themselves stay where they are."""
     if not isinstance(follow, functools.partial):
         return follow

@@ -57,7 +57,10 @@ def check_operand(plan: Planned, B: Any, function: str = "run") -> None:
         raise type_error(function, "B", "a dense tensor", B.layout, "Call B.to_dense()")
 
 
-def check_values(function: str, csr: CSR, dtype: torch.dtype, values: Any) -> None:
+def check_values(
+    function: str, csr: CSR, dtype: torch.dtype, values: Any,
+    allowed: tuple[torch.dtype, ...] = VALUE_DTYPES,
+) -> None:  # fmt: skip
     """One float value per entry of the matrix that was planned, on its device."""
     entries = csr.nnz if csr.entry_map is None else csr.entry_map.numel()
     if not isinstance(values, Tensor):
@@ -75,7 +78,7 @@ def check_values(function: str, csr: CSR, dtype: torch.dtype, values: Any) -> No
             function, "values", f"on {csr.device}", values.device,
             f"Call values.to({str(csr.device)!r})",
         )  # fmt: skip
-    if values.dtype not in VALUE_DTYPES:
+    if values.dtype not in allowed:
         raise type_error(
             function, "values", "a float tensor", values.dtype,
             f"Call values.to({dtype})",
@@ -144,14 +147,15 @@ def check_out(rows: int, B: Tensor, out: Any, reduce: str, needs_grad: bool) -> 
             f"{out.dtype} of shape {tuple(out.shape)} on {out.device}",
             "Allocate it with torch.empty, or omit out=",
         )  # fmt: skip
-    negative = not torch.compiler.is_compiling() and out.is_neg()
+    traced = torch.compiler.is_compiling()
+    view = "" if traced else "negative" if out.is_neg() else "conjugate" if out.is_conj() else ""
     shared = out.numel() and any(
         step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)
     )
-    if negative or shared:
+    if view or shared:
         raise value_error(
             "run", "out", "a tensor whose elements have memory of their own",
-            "a negative view" if negative else f"strides {out.stride()}",
+            f"a {view} view" if view else f"strides {out.stride()}",
             "Allocate it with torch.empty, or omit out=",
         )  # fmt: skip
     if reduce in ("max", "min"):
@@ -190,6 +194,8 @@ def in_plan_dtype(plan: Planned, tensor: Tensor, function: str, name: str) -> Te
 def wrong_type(dtype: torch.dtype, tensor: Tensor, function: str, name: str) -> TypeError:
     """Build the error of an operand that is not of the plan's type."""
     remedy = f"Cast it with {name}.to({dtype})"
+    if dtype.is_complex:
+        return type_error(function, name, f"{dtype} with this plan", tensor.dtype, remedy)
     if tensor.is_complex():
         remedy = f"Multiply {name}.real and {name}.imag one after the other"
     elif tensor.dtype in PRODUCT_DTYPES:

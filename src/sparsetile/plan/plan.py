@@ -20,10 +20,11 @@ from torch import Tensor
 
 from sparsetile.core.device import machine
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.intake.csr import CSR, PRODUCT_DTYPES
+from sparsetile.intake.csr import COMPLEX, CSR, PRODUCT_DTYPES
 from sparsetile.launch.interface import Tensors
 from sparsetile.plan import report as reports
 from sparsetile.plan.arrays import array_like, as_operand, is_array
+from sparsetile.plan.complex_products import complex_product
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.eager import (
     eager_product,
@@ -51,6 +52,9 @@ __all__ = ["Plan"]
 _Read = TypeVar("_Read", bound=Callable[..., Any])
 _Kind = TypeVar("_Kind")
 
+
+# Types that the parts of complex numbers have.
+_PARTS = tuple(COMPLEX.values())
 
 _SETUP = """\
 >>> import torch
@@ -305,7 +309,8 @@ class Plan(torch.nn.Module):
         B : Tensor [..., K, N] or [K]
             Dense, of the plan's dtype, any strides; leading dimensions are batches. A vector gives
             a vector. With ``reorder_columns=True`` pass ``plan.permute(B)``. An array of NumPy or
-            cupy gives an array.
+            cupy gives an array. A plan of float32 or float64 takes a complex B too: its real and
+            imaginary parts are the columns of one product, which gives a complex C.
         out : Tensor [..., M, N] or [M], optional
             Written in place and returned; not differentiable.
         alpha, beta : float
@@ -341,6 +346,8 @@ class Plan(torch.nn.Module):
                 [4., 4.]])
         """
         family = self._family
+        if isinstance(B, Tensor) and B.is_complex() and B.dim() > 1 and self.dtype in _PARTS:
+            return self._of_complex(B, out, alpha, beta, reduce, values, bias, relu, out_dtype)
         if torch.compiler.is_dynamo_compiling():
             family.compared()
         variant = family.main(True) if self._transposed else family.forward
@@ -378,6 +385,25 @@ class Plan(torch.nn.Module):
             values = variant.csr.canonical_values(values)
         return general_product(
             family, variant, B, out, alpha, beta, reduce, values, bias, relu, out_dtype
+        )
+
+    def _of_complex(
+        self, B: Tensor, out: Tensor | None, alpha: float, beta: float, reduce: str,
+        values: Tensor | None, bias: Tensor | None, relu: bool, out_dtype: torch.dtype | None,
+    ) -> Tensor:  # fmt: skip
+        """The product with a complex B of a real A."""
+
+        def columns(
+            part: Tensor, to: Tensor | None, scale: float, share: float, _: int,
+            added: Tensor | None,
+        ) -> Tensor:  # fmt: skip
+            return self.run(
+                part, to, alpha=scale, beta=share, reduce=reduce, values=values, bias=added
+            )
+
+        tracked = self._family.follow is not None or (values is not None and values.requires_grad)
+        return complex_product(
+            self, columns, False, B, out, alpha, beta, reduce, tracked, bias, relu, out_dtype
         )
 
     def gradient(
@@ -598,11 +624,24 @@ class Plan(torch.nn.Module):
             return self._kept or self._other()  # type: ignore[return-value, misc]
         return self._turned()
 
+    @property
+    def H(self) -> Plan:
+        """The conjugate transpose: ``plan.H @ G`` is Aᴴ·G. Of a real A that is :attr:`T`.
+
+        Examples
+        --------
+        >>> plan.H @ torch.ones(2, 1)
+        tensor([[1.],
+                [0.],
+                [5.]])
+        """
+        return self.T
+
     def as_linear_operator(self) -> LinearOperator:
         """Return the plan as a ``scipy.sparse.linalg.LinearOperator``, for SciPy's solvers.
 
         Vectors and matrices are NumPy arrays; they are copied to the plan's device and back. Both
-        A·X and Aᵀ·X are products of plans. Values that change later are those of the operator too.
+        A·X and Aᴴ·X are products of plans. Values that change later are those of the operator too.
 
         Raises
         ------
@@ -640,6 +679,8 @@ class Plan(torch.nn.Module):
 
     def floor(self) -> tuple[float, str]:
         """Return the floor, the least seconds the device allows, and the term that sets it.
+
+        On a CPU it is an estimate: the limits of a typical one are taken for this one's.
 
         Examples
         --------

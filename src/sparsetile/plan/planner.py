@@ -23,10 +23,12 @@ from sparsetile.core.settings import entry_limit
 from sparsetile.core.streams import refuse_capture
 from sparsetile.engines.request import Request
 from sparsetile.intake import CSR, as_csr, current_values
-from sparsetile.intake.csr import PRODUCT_DTYPES
+from sparsetile.intake.csr import COMPLEX, PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.build import later_of, order_that_pays, quickly, sensible
+from sparsetile.plan.complex_plan import ComplexPlan
+from sparsetile.plan.complex_products import parts_of
 from sparsetile.plan.devices import usable_device
 from sparsetile.plan.family import FIRST_WIDTH, Family, Widths
 from sparsetile.plan.inference import InferencePlan
@@ -121,7 +123,10 @@ def plan(
         made for 128 columns, and each other width is planned at its first product; the plans of
         the 8 most recent widths are kept.
     dtype : torch.dtype, optional
-        Type of B and C; that of A's values (torch's default for a pattern) when None.
+        Type of B and C; that of A's values (torch's default for a pattern) when None. Complex
+        numbers (``complex64``, ``complex128``) are multiplied as real ones: a real A by one product
+        of twice the columns, a complex one by two, with the exact system unless ``system`` names
+        another.
     system : str
         ``auto``, or a name from :func:`sparsetile.systems`.
     reorder : str or Tensor [M]
@@ -190,7 +195,8 @@ def plan(
         keep=keep, expected_runs=expected_runs, budget=budget,
     )  # fmt: skip
     if n is None and keep == "all":
-        made._family.widths = Widths(system, tune, expected_runs)
+        exact = isinstance(made, ComplexPlan) and made._family.imaginary is not None
+        made._family.widths = Widths(system, "none" if exact else tune, expected_runs)
     return made
 
 
@@ -229,13 +235,19 @@ def build_plan(
     target = _target_device(A, device)
     if torch.cuda.is_initialized():
         refuse_capture("plan", torch.device("cuda"), "Plan A before the capture")
-    source = as_csr(A, function="plan", device=target)
+    source = as_csr(A, function="plan", device=target, complex_values=True)
+    if dtype in COMPLEX or (source.values is not None and source.values.is_complex()):
+        plain = not reorder_columns and keep == "all"
+        return _complex_plan(
+            A, source, n, dtype, system, plain, reorder=reorder, deterministic=deterministic,
+            tune=tune, expected_runs=expected_runs, budget=budget, ablation=ablation, timed=timed,
+        )  # fmt: skip
     csr = _own(source)
     read = functools.partial(_read_clock, csr.device if timed else None)
     if dtype is None:
         dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
     if dtype not in PRODUCT_DTYPES:
-        names = ", ".join(str(d) for d in PRODUCT_DTYPES)
+        names = ", ".join(str(d) for d in (*PRODUCT_DTYPES, *COMPLEX))
         raise type_error("plan", "dtype", f"one of {names}", dtype, "Choose one of those")
     clock["intake"] = read()
     if deterministic is None:
@@ -311,6 +323,36 @@ def _check_columns_reorder(csr: CSR) -> None:
             "plan", "reorder_columns", f"False for {entry_limit()} entries or more", True,
             "Renumber the columns of A before planning",
         )  # fmt: skip
+
+
+def _complex_plan(
+    A: Any, source: CSR, n: int, dtype: torch.dtype | None, system: str, plain: bool, **options: Any
+) -> Plan:
+    """Plan the real parts of A, for their own columns and those of the imaginary parts."""
+    if not plain:
+        raise value_error(
+            "plan", "reorder_columns and keep", "False and 'all' with complex numbers",
+            "something else", "Omit both",
+        )  # fmt: skip
+    values = source.values
+    if dtype is None:
+        assert values is not None
+        dtype = values.dtype
+    if dtype not in COMPLEX:
+        raise type_error(
+            "plan", "dtype", "torch.complex64 or torch.complex128 of a complex A", dtype,
+            "Plan the real and imaginary parts of A for real products",
+        )  # fmt: skip
+    part, imaginary, trained = COMPLEX[dtype], None, None
+    if values is not None and values.requires_grad:
+        trained = _following(A, source.with_values(None), None)
+    real = None if values is None else values.detach()
+    if real is not None and real.is_complex():
+        real, imaginary = parts_of(real.to(dtype))
+        if system == "auto":  # others pack the imaginary parts again for each product
+            options["tune"] = "none"
+    made = build_plan(source.with_values(real), 2 * n, dtype=part, system=system, **options)
+    return ComplexPlan.of(made, imaginary, trained)  # type: ignore[arg-type]
 
 
 def _read_clock(device: torch.device | None) -> float:

@@ -37,14 +37,17 @@ class PlanOperator(LinearOperator):
         return self._product(self.plan, X)
 
     def _rmatvec(self, x: Any) -> Any:
-        return self._product(self.plan.T, x.reshape(-1, 1)).reshape(-1)
+        return self._product(self.plan.H, x.reshape(-1, 1)).reshape(-1)
 
     def _rmatmat(self, X: Any) -> Any:
-        return self._product(self.plan.T, X)
+        return self._product(self.plan.H, X)
 
     def _product(self, plan: Any, X: Any) -> Any:
-        if np.iscomplexobj(X):  # of a real A: both parts
-            return self._product(plan, X.real) + 1j * self._product(plan, X.imag)
+        dtype = self.dtype
+        if np.iscomplexobj(X) and dtype.kind != "c":
+            if dtype.itemsize < 4:  # no complex type has such parts
+                return self._product(plan, X.real) + 1j * self._product(plan, X.imag)
+            dtype = np.result_type(dtype, np.complex64)
         with torch.no_grad():
-            dense = torch.from_numpy(np.ascontiguousarray(X, dtype=self.dtype)).to(plan.device)
+            dense = torch.from_numpy(np.ascontiguousarray(X, dtype=dtype)).to(plan.device)
             return (plan @ dense).cpu().numpy()

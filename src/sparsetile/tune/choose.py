@@ -140,7 +140,7 @@ def choose_system(
     ``measure``, which may take ``budget`` seconds and times at least one system.
     """
     if len(able) == 1:
-        return Choice(able[0], "only")
+        return Choice(able[0], "only", predict_systems(request, able))
     kept = tune == "measure" and request.ablation is None
     if kept:
         key = key_of(request, able)

@@ -66,6 +66,26 @@ def _kernels() -> ModuleType:
     return loops
 
 
+@functools.cache
+def _sum_kernel(indptr: torch.dtype, indices: torch.dtype, element: torch.dtype) -> Any:
+    """Return the compiled sum of these types.
+
+    A call of the kernel itself would look at the types of all arguments, nested tuples among them:
+    two thirds of its fixed time.
+    """
+    from numba import types
+
+    number, pair = types.int64, types.UniTuple(types.int64, 2)
+    sparse = types.Tuple(
+        [number] * 4 + [getattr(types, str(each)[6:]) for each in (indptr, indices)]
+    )
+    scalar = getattr(types, str(element)[6:])
+    return _kernels().spmm_sum.compile((
+        number, types.UniTuple(number, 4), sparse, pair, pair, number, scalar, scalar,
+        *[types.boolean] * 3, number,
+    ))  # fmt: skip
+
+
 def spmm_sum(
     indptr: Tensor,
     indices: Tensor,
@@ -175,7 +195,8 @@ def prepare_product(
     scalar = _SCALAR[B.dtype]
     options = (*_hints(rows, nnz, k, columns, B.dtype), -1)
     arguments = (scalar(alpha), scalar(beta), mean, *options)
-    return Prepared(_kernels().spmm_sum, threads, schedule, sparse, stride, columns, arguments)
+    kernel = _sum_kernel(indptr.dtype, indices.dtype, B.dtype)
+    return Prepared(kernel, threads, schedule, sparse, stride, columns, arguments)
 
 
 def product_of_arrays(
@@ -205,7 +226,7 @@ def product_of_arrays(
         chunks = 1 if threads == 1 and columns <= _LEAST_COLUMNS else _CHUNKS
         one, zero = _ONE[dtype], _NONE[dtype]
         made = Prepared(
-            _kernels().spmm_sum, threads, (0, rows, chunks, threads),
+            _sum_kernel(indptr.dtype, indices.dtype, dtype), threads, (0, rows, chunks, threads),
             _sparse(indptr, indices, values, nnz), B.stride(0), columns,
             (one, zero, mean, *_hints(rows, nnz, cols, columns, dtype), cols),
         )  # fmt: skip

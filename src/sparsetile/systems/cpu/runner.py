@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.engines.runner import ExactRunner
-from sparsetile.kernels.cpu.memory import empty_output
+from sparsetile.kernels.cpu.memory import HUGE_BYTES, empty_output
 from sparsetile.launch.epilogue import apply_epilogue
 from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Tensors
 from sparsetile.launch.kept import KeptLaunches
@@ -121,32 +121,34 @@ class _BoundCPU:
     """A product bound to a variant's tensors, which are checked once."""
 
     def __init__(self, runner: CPURunner, tensors: Tensors, values: Tensor | None) -> None:
+        from sparsetile.kernels.cpu import api
+
         self._runner, self._tensors, self._values = runner, tensors, values
+        self._api = api
         self._read = (*_rows(tensors), values)
         # By shape and strides of B, and the number of threads.
         self._prepared = KeptLaunches[tuple[Any, ...], "Prepared | None"]()
 
     def __call__(self, B: Tensor, out: Tensor | None = None) -> Tensor:
-        from sparsetile.kernels.cpu import api
-
-        columns = B.shape[1]
+        rows, columns = self._runner.rows, B.shape[1]
         if out is None:
-            out = empty_output(self._runner.rows, columns, B.dtype)
+            if rows * columns * B.itemsize < HUGE_BYTES:
+                out = B.new_empty(rows, columns)  # the quickest
+            else:
+                out = empty_output(rows, columns, B.dtype)
         key = (B.shape, B.stride(), torch.get_num_threads())
         found = self._prepared.get(key, _UNKNOWN)
         if found is _UNKNOWN:
             found = self._prepared.keep(key, self._prepare(B))
         if found is None:
             indptr, ids, bounds = _rows(self._tensors)
-            api.add_products(indptr, ids, self._values, B, out, 1.0, 0.0, bounds, False)
+            self._api.add_products(indptr, ids, self._values, B, out, 1.0, 0.0, bounds, False)
         else:
             found(B.data_ptr(), out, (B, *self._read))
         return out
 
     def _prepare(self, B: Tensor) -> Prepared | None:
         """Return the product of matrices like B, or None if operands have to be converted."""
-        from sparsetile.kernels.cpu import api
-
         values = self._values
         unit = B.stride(1) == 1 or B.shape[1] == 1
         if not (B.numel() and self._runner.rows and unit and B.dtype.itemsize > 2):
@@ -156,7 +158,7 @@ class _BoundCPU:
         ):
             return None
         indptr, columns, bounds = _rows(self._tensors)
-        return api.prepare_product(indptr, columns, values, B, bounds)
+        return self._api.prepare_product(indptr, columns, values, B, bounds)
 
     def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
         """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""

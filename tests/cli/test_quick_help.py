@@ -1,0 +1,71 @@
+"""Help without importing torch: stored texts, which are those of the command line.
+
+``python -m tests.cli.test_quick_help`` writes them again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import sparsetile_command
+from sparsetile.cli.app import app
+from sparsetile_command import HELP_WIDTH, quick_help
+
+STORED = Path(sparsetile_command.__file__).with_name("help.txt")
+
+
+def _commands(command: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The words before --help: of the program, its commands, and theirs."""
+    inner = getattr(command, "commands", {})
+    return [words, *(each for name in inner for each in _commands(inner[name], (*words, name)))]
+
+
+COMMANDS = _commands(typer.main.get_command(app))
+
+
+def _help(words: tuple[str, ...]) -> str:
+    with mock.patch.dict(os.environ, {"COLUMNS": str(HELP_WIDTH)}):
+        outcome = CliRunner().invoke(app, [*words, "--help"], prog_name="sparsetile")
+    assert outcome.exit_code == 0
+    return outcome.stdout.rstrip()
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_stored_help_is_what_the_command_line_prints(words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(HELP_WIDTH))
+    assert quick_help([*words, "--help"]) == quick_help([*words, "-h"]) == _help(words), (
+        "run python -m tests.cli.test_quick_help"
+    )
+
+
+def test_other_words_and_narrow_terminals_are_left_to_the_command_line(monkeypatch):
+    assert not any(quick_help(words) for words in ([], ["run"], ["odd", "-h"], ["-h", "run"]))
+    monkeypatch.setenv("COLUMNS", str(HELP_WIDTH - 1))
+    assert quick_help(["--help"]) == ""
+
+
+def test_help_imports_neither_torch_nor_the_package():
+    code = (
+        "import sys; sys.argv = ['sparsetile', 'run', '-h']; import sparsetile_command as c; "
+        "assert c.main() == 0; assert not {'torch', 'sparsetile', 'typer'} & set(sys.modules)"
+    )
+    env = os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("Usage: sparsetile run [OPTIONS] ")
+
+
+if __name__ == "__main__":
+    texts = [
+        f"{' '.join(['$ sparsetile', *words, '--help'])}\n{_help(words)}\n" for words in COMMANDS
+    ]
+    STORED.write_text("\n".join(texts), encoding="utf-8")
