@@ -205,6 +205,18 @@ class Graph:
             self._publish("_edge_of", order)
         return self._edge_of
 
+    @property
+    def edges_of_rows(self) -> Tensor:
+        """Edge of each entry, int32: what a kernel takes in place of A's columns."""
+        order = self._order
+        nnz, device = self.csr.nnz, self.csr.device
+
+        def make() -> tuple[Tensor, ...]:
+            numbers = torch.arange(nnz, device=device) if order is None else order
+            return (numbers.to(torch.int32),)
+
+        return self.derived("edges of rows", make)[0]
+
     def to_entries(self, values: Tensor) -> Tensor:
         """Bring [edges, ...] to [entries, ...]; parallel edges are summed. Differentiable."""
         entry_map = self.csr.entry_map

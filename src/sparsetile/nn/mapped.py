@@ -85,11 +85,11 @@ class _Mapped(torch.autograd.Function):
             of_second = torch.mm(grad, _cast(second, dtype))
             d_x, d_targets = (of_second, None) if own else (None, of_second)
         if for_second:
-            d_second = torch.mm(grad.t(), wide if own else _cast(targets, dtype))
+            d_second = torch.mm(grad.t(), wide if own else _cast(targets, dtype))  # type: ignore[arg-type]
         if narrow and (for_x or for_weight):
             pulled = pair.gradient(grad, None)
             if for_weight:
-                d_weight = torch.mm(pulled.t(), wide)
+                d_weight = torch.mm(pulled.t(), wide)  # type: ignore[arg-type]
             if for_x:
                 W = _cast(weight, dtype)
                 d_x = torch.mm(pulled, W) if d_x is None else torch.addmm(d_x, pulled, W)

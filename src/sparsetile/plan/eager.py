@@ -39,7 +39,7 @@ from sparsetile.plan.valued import before_epilogue, takes_valued, valued_product
 from sparsetile.plan.variant import Variant
 
 __all__ = [
-    "apply_of", "differentiable_product", "eager_product", "general_product",
+    "apply_of", "differentiable_product", "eager_product", "extremum_product", "general_product",
     "gradient_of_operand", "gradient_product", "operand_values", "plain_product", "same_values",
     "tracked_extremum",
 ]  # fmt: skip
@@ -232,7 +232,7 @@ class _Extremum(torch.autograd.Function):
     def forward(ctx: Any, B: Tensor, call: tuple[Family, Variant, int, Flat, str]) -> Tensor:  # type: ignore[override]
         ctx.call = call
         _, variant, _, (tensors, recipe), reduce = call
-        C, args = operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, True)
+        C, args = extremum_product(variant, (tensors, recipe), B, reduce, True)
         ctx.save_for_backward(args)
         return C
 
@@ -252,16 +252,24 @@ def _extremum(family: Family, variant: Variant, B: Tensor, reduce: str) -> Tenso
         return None
     if B.requires_grad and torch.is_grad_enabled():
         return tracked_extremum(family, variant, B, reduce)
-    tensors, recipe = variant.flat
+    return extremum_product(variant, variant.flat, B, reduce, False)[0]
+
+
+def extremum_product(
+    variant: Variant, flat: Flat, B: Tensor, reduce: str, winners: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a max or min of each row's products and, if asked for, the winners' places."""
+    operators.refuse_tangents(B)
+    found = variant.extremum(B, reduce, winners)
+    if found is not None:
+        return found
     variant.note_stream()
-    return operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, False)[0]
+    return operators.spmm_extremum(flat[0], variant.values, B, flat[1], reduce, winners)
 
 
 def tracked_extremum(family: Family, variant: Variant, B: Tensor, reduce: str) -> Tensor:
     """Return a max or min of each row's products of a matrix B, with its gradient."""
-    flat = family.differentiable(variant)
-    variant.note_stream()
-    call = (family, variant, family.version, flat, reduce)
+    call = (family, variant, family.version, family.differentiable(variant), reduce)
     return _apply_extremum(B, call)  # type: ignore[no-any-return]
 
 
@@ -389,8 +397,13 @@ def general_product(
     flat = _flat(family, variant, needs_grad)
     if dual is not None:
         return product_of_duals(flat, dual, reduce, alpha, relu, out_dtype)
-    valued = needs_grad and values is not None and not packed and out_dtype is None
-    if valued and takes_valued(B, values, bias, reduce):
+    if (
+        needs_grad
+        and values is not None
+        and not packed
+        and out_dtype is None
+        and takes_valued(B, values, bias, reduce)
+    ):
         return valued_product(flat, values, B, bias, reduce, alpha, relu)
     return operators.product(
         flat, values, packed, B, bias, reduce, alpha, relu, out_dtype, needs_grad

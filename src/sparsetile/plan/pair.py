@@ -15,6 +15,7 @@ from sparsetile.core.streams import capturing
 from sparsetile.intake.csr import FP8
 from sparsetile.plan.eager import (
     differentiable_product,
+    extremum_product,
     gradient_product,
     plain_product,
     same_values,
@@ -47,11 +48,7 @@ class Pair(NamedTuple):
     def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the reduction of B and, of maxima and minima, which have no bias, the winners."""
         if self.flat is not None:
-            self.variant.note_stream()
-            tensors, recipe = self.flat
-            return operators.spmm_extremum(
-                tensors, self.variant.values, B, recipe, self.reduce, self.differentiable
-            )
+            return extremum_product(self.variant, self.flat, B, self.reduce, self.differentiable)
         # A CUDA graph may take the symmetry for granted from now on.
         if self.differentiable and self.family.symmetric:
             self.family.for_gradients(self.variant)
