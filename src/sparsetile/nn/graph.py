@@ -23,6 +23,7 @@ from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.layers.normalise import WeightMap
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.family import expects_many
+from sparsetile.plan.modes import plain_call
 from sparsetile.plan.pair import Pair, pair_of
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
@@ -38,6 +39,10 @@ MAX_COUNTS = 64
 SHORT_LIVED_CALLS = 8
 # Widths that share a plan: all up to this one, and above it those of one power of two.
 NARROW = 32
+# Entries × columns up to which torch gathers messages on a CPU if values need gradients: they fit
+# into a core's cache, and a product's gradients take the host longer than torch's passes. One
+# thread of a Xeon, forward and backward: 0.18 and 0.51 ms at 1,400, 0.67 and 0.64 at 64,000.
+MOST_GATHERED = 2**16
 
 Loops = Literal["keep", "replace", "append"]
 
@@ -368,11 +373,43 @@ class Graph:
                 self.planned.permute(x), reduce=reduce, bias=bias, relu=relu,
                 values=None if weights is None else weights.values,
             )  # fmt: skip
+        if weights is not None and self._gathers(x, weights.values, reduce):
+            out = self._gathered(x, weights.values, reduce)
+            out = out if bias is None else out + bias
+            return out.relu() if relu else out
         made, key = self._plan(x.shape[-1], x.dtype, weights)
         values = None
         if weights is not None and (weights.key is None or weights.key != key):
             values = weights.values
         return made.run(x, values=values, reduce=reduce, bias=bias, relu=relu)
+
+    def gathers(self, numbers: int, dtype: torch.dtype) -> bool:
+        """Whether torch computes an eager sum of so many numbers sooner, with its gradients."""
+        return (
+            numbers <= MOST_GATHERED
+            and self.csr.device.type == "cpu"
+            and dtype.itemsize > 2
+            and torch.is_grad_enabled()
+            and plain_call()
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _gathers(self, x: Tensor, values: Tensor, reduce: str) -> bool:
+        return (
+            values.requires_grad
+            and x.dim() == 2
+            and x.dtype is values.dtype
+            and reduce in ("sum", "mean")
+            and self.gathers(self.csr.nnz * x.shape[1], x.dtype)
+        )
+
+    def _gathered(self, x: Tensor, values: Tensor, reduce: str) -> Tensor:
+        """Return the sum or mean by torch's operations."""
+        messages = x.index_select(0, self.csr.indices) * values.unsqueeze(-1)
+        out = x.new_zeros(self.shape[0], x.shape[1]).index_add(0, self.rows, messages)
+        if reduce == "sum":
+            return out
+        return out / self.csr.row_lengths().clamp(min=1).unsqueeze(-1)
 
     def gradient(
         self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
