@@ -59,7 +59,9 @@ def test_sums_of_the_features_of_edges(heads, width):
     entries, edges = entries_and_edges(csr)
     weight, rows = drawn(csr.nnz, heads, seed=1), drawn(csr.nnz, width, seed=2)
     of_entry = rows.double()[edges.long()].unsqueeze(1).expand(-1, heads, -1)
-    compare(head_sums(entries, weight, rows, edges), wide_sums(csr, weight, of_entry), [weight, rows])
+    compare(
+        head_sums(entries, weight, rows, edges), wide_sums(csr, weight, of_entry), [weight, rows]
+    )
 
 
 @pytest.mark.parametrize("heads, width", LAYOUTS)
@@ -68,7 +70,9 @@ def test_sums_of_the_rows_of_sources(heads, width):
     entries, _ = entries_and_edges(csr)
     weight, rows = drawn(csr.nnz, heads, seed=1), drawn(50, heads * width, seed=2)
     of_entry = rows.double()[csr.indices.long()].unflatten(1, (heads, width))
-    compare(head_sums(entries, weight, rows, None), wide_sums(csr, weight, of_entry), [weight, rows])
+    compare(
+        head_sums(entries, weight, rows, None), wide_sums(csr, weight, of_entry), [weight, rows]
+    )
 
 
 @pytest.mark.parametrize("heads, width", LAYOUTS)
