@@ -286,10 +286,12 @@ gat::multiples(p, number, => gat::multiples(p, entry,  # another entry's dropout
 {head, head * p.width + at, => {head, at,  # the first head's columns for all
 vector[v] * gat::leaky(z, slope); => vector[v] * z;  # scores without the bend
 return static_cast<float>(p.slope) * dot; => return dot;  # dot products without their scale
+shared && step[u].inside ? at : step[u].column => step[u].column  # columns of another edge
 [attention/edge_rows.cu, edges]
 if (at + u < item.z) add => if (at + u <= item.z) add  # adds the last entry twice
 from.weight * gat::derivative(z, slope) => from.weight  # forgets the slope
 p.order == nullptr ? entry : => true ? entry :  # another entry's weight in the transpose
+p.shared ? side.head * p.width : 0 => false ? side.head * p.width : 0  # columns of another edge
 [attention/edge_columns.cu, edges]
 += feature * pull[v] => += pull[v]  # forgets the features of edges
 [attention/gat_terms.cu, gat]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.launch.bound import BoundLinear
+from sparsetile.launch.bound import BoundExtremum, BoundLinear
 from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Prepared, Tensors
 
 __all__ = ["ExactRunner", "Runner"]
@@ -108,6 +108,10 @@ class ExactRunner(Runner):
     ) -> None:
         """Write the max or min over each row's entries and, if asked for, in ``args`` the place of
         the winner in its row: of type ``place_dtype``, -1 in empty rows."""
+
+    def bind_extremum(self, tensors: Tensors, values: Tensor | None) -> BoundExtremum | None:
+        """Return :meth:`extremum` with the least host time; None if there is none."""
+        return None
 
     @property
     @abstractmethod

@@ -166,6 +166,7 @@ EDGE_SCORES = KernelSpec(
         f64("slope", "of the leaky ReLU; kDot: a factor"),
         i64("count", "entries"),
         *_SIZES,
+        i32("shared", "kDot: whether all heads use one row of right, [width]"),
     ),
     configs=_scores_configs,
 )
@@ -186,6 +187,7 @@ EDGE_ROWS = KernelSpec(
         *TREE,
         *SECTIONS,
         *_SIZES,
+        i32("shared", "kDot: whether all heads use one row of b, [width]"),
     ),
     configs=_rows_configs,
 )

@@ -25,7 +25,8 @@ from sparsetile.launch.interface import PLAIN, Epilogue, Prepared, Tensors
 from sparsetile.launch.kept import KeptLaunches, kind_of
 
 __all__ = [
-    "Bindable", "BoundLinear", "BoundProduct", "Prepared", "Scratch", "Step", "prepare_steps",
+    "Bindable", "BoundExtremum", "BoundLinear", "BoundProduct", "Prepared", "Scratch", "Step",
+    "prepare_steps",
 ]  # fmt: skip
 
 
@@ -107,10 +108,13 @@ class Step:
 
 def prepare_steps(
     steps: Sequence[Step], params: Mapping[str, Any], epilogue: Epilogue, device: int,
-    needed: Scratch | None = None,
+    needed: Scratch | None = None, more: tuple[str, ...] = (),
 ) -> Sequence[Prepared]:  # fmt: skip
-    """Return the launches of all steps, which take the same parameters, in their order."""
-    patch = ("b", "c") if epilogue.plain else ("b", "c", "bias", "alpha")
+    """Return the launches of all steps, which take the same parameters, in their order.
+
+    ``more`` names addresses that each launch brings after those of B and C.
+    """
+    patch = ("b", "c", *more) if epilogue.plain else ("b", "c", "bias", "alpha")
     rare = () if needed is None else (*needed.partials, *needed.arrivals)
     prepared = [
         step.kernel.prepare(step.grid, step.threads, params, patch, rare, overlap=step.overlap)
@@ -300,3 +304,64 @@ class BoundProduct(_Reader):
                 )
             launches = None if prepared is None else [each.launch for each in prepared]
         return self._prepared.keep(key, (B.shape[1], launches))
+
+
+class ExtremumRunner(Protocol):
+    """A runner whose maximum is a sequence of launches that B's width and alignment fix."""
+
+    rows: int
+
+    @property
+    def place_dtype(self) -> torch.dtype:
+        """Type of the place of an entry in its row."""
+
+    def prepare_extremum(
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, mode: str
+    ) -> Sequence[Prepared] | None:
+        """Return the launches for matrices like B, None if they need copies.
+
+        They take the addresses of B, C and the winners' places.
+        """
+
+
+class BoundExtremum(_Reader):
+    """The max or min of each row's products, bound to a plan's tensors."""
+
+    def __init__(self, runner: ExtremumRunner, tensors: Tensors, values: Tensor | None) -> None:
+        super().__init__(next(iter(tensors.values())).device.index, (*tensors.values(), values))
+        self._runner, self._tensors, self._values = runner, tensors, values
+        self._prepared = KeptLaunches[tuple[Any, ...], _Launches | None]()
+
+    def __call__(self, B: Tensor, reduce: str, winners: bool) -> tuple[Tensor, Tensor] | None:
+        """Return the result and the winners' places, if asked for; None if B needs a copy."""
+        pointer, mode = B.data_ptr(), f"arg{reduce}" if winners else reduce
+        key = (kind_of(B, pointer), B.dtype, mode)
+        try:
+            launches = self._prepared[key]
+        except KeyError:
+            launches = self._prepared.keep(key, self._prepare(B, mode))
+        if launches is None:
+            return None
+        rows, n = self._runner.rows, B.shape[1]
+        out = B.new_empty(rows, n)
+        args = B.new_empty((rows, n) if winners else (0,), dtype=self._runner.place_dtype)
+        device = self._device
+        ensure_cuda_context(device)
+        places = pointer, out.data_ptr(), args.data_ptr()
+        if current_device() == device:
+            stream = current_stream_handle(device)
+            if stream not in self._streams:
+                self._note_stream(stream)
+            for launch in launches:
+                launch(stream, *places)
+        else:
+            self._launch_elsewhere(launches, *places)
+        return out, args
+
+    def _prepare(self, B: Tensor, mode: str) -> _Launches | None:
+        if not B.numel() or (B.stride(1) != 1 and B.shape[1] > 1) or not within_reach(B):
+            return None
+        with on_device(self._device):
+            ensure_cuda_context(self._device)
+            found = self._runner.prepare_extremum(self._tensors, self._values, B, mode)
+        return None if found is None else [each.launch for each in found]

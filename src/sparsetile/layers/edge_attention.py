@@ -36,7 +36,8 @@ from sparsetile.layers.gat_launches import address, launch_of
 from sparsetile.plan.traced.flat import parsed
 
 __all__ = [
-    "Entries", "Mapped", "attend_entries", "bent_scores", "dot_scores", "launch_rows", "wide",
+    "Entries", "Mapped", "attend_entries", "bent_scores", "dot_scores", "launch_rows",
+    "launch_scores", "wide",
 ]  # fmt: skip
 
 _ALIGNMENT = 16  # bytes of one access
@@ -81,11 +82,14 @@ class Mapped(NamedTuple):
         return address(self.vector), address(self.features), address(self.weights)
 
 
-def _launch_scores(
+def launch_scores(
     entries: Entries, mode: int, left: Tensor, right: Tensor, mapped: Mapped, slope: float,
-    out: Tensor, heads: int, sums: int = 1, **more: int,
+    out: Tensor, heads: int, sums: int = 1, *, edges: Tensor | None = None, **more: int,
 ) -> None:  # fmt: skip
-    """Launch ``edge_scores.cu``; ``more`` are addresses of its other parameters."""
+    """Launch ``edge_scores.cu``; ``more`` are addresses of its other parameters.
+
+    ``edges``: the row of ``right`` of each entry, which its heads share.
+    """
     runner, tensors = entries.forward()
     if not entries.rows.numel():
         return
@@ -94,10 +98,12 @@ def _launch_scores(
     with on_device(device):
         ensure_cuda_context(device)
         launch = launch_of(
-            runner, "edge_scores", mode, left.dtype, heads, n, mapped.dims, sums, low, device
-        )
+            runner, "edge_scores", mode, left.dtype, heads, n, mapped.dims, sums,
+            edges is not None, low, device,
+        )  # fmt: skip
         launch(
-            current_stream_handle(device), entries.rows.data_ptr(), tensors["columns"].data_ptr(),
+            current_stream_handle(device), entries.rows.data_ptr(),
+            (tensors["columns"] if edges is None else edges).data_ptr(),
             left.data_ptr(), right.data_ptr(), *mapped.addresses, more.get("chunk", 0),
             more.get("terms", 0), more.get("of_source", 0), more.get("of_edge", 0),
             more.get("counts", 0), more.get("scales", 0),
@@ -108,10 +114,13 @@ def _launch_scores(
 def launch_rows(
     runner: RowRunner, tensors: Tensors, order: Tensor | None, weight: Tensor | None, b: Tensor,
     own: Tensor, mapped: Mapped, mode: int, slope: float, more: Tensor | None, *, heads: int,
-    direct: Tensor | None = None,
+    direct: Tensor | None = None, shared: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return the sums of ``edge_rows.cu`` over rows of A, or with ``order`` of its transpose."""
-    device, n = b.device.index, b.shape[1]
+    """Return the sums of ``edge_rows.cu`` over rows of A, or with ``order`` of its transpose.
+
+    ``shared``: a row of ``b`` is one head's, and all heads use it.
+    """
+    device, n = b.device.index, b.shape[1] * (heads if shared else 1)
     out = b.new_empty(runner.rows, n)
     if not runner.plain.items:
         return out
@@ -119,8 +128,9 @@ def launch_rows(
     with on_device(device):
         ensure_cuda_context(device)
         launch = launch_of(
-            runner, "edge_rows", mode, b.dtype, heads, n, mapped.dims, more is not None, low, device
-        )
+            runner, "edge_rows", mode, b.dtype, heads, n, mapped.dims, more is not None, shared,
+            low, device,
+        )  # fmt: skip
         launch(
             current_stream_handle(device), tensors, slope, address(order), address(weight),
             b.data_ptr(), own.data_ptr(), address(direct), *mapped.addresses, out.data_ptr(),
@@ -151,7 +161,7 @@ class _Scores(torch.autograd.Function):
         left, right = packed(left), packed(right)
         mapped = Mapped(wide(vector), wide(features), wide(weights))
         out = torch.empty((entries.rows.numel(), heads), dtype=torch.float32, device=left.device)
-        _launch_scores(entries, mode, left, right, mapped, slope, out, heads)
+        launch_scores(entries, mode, left, right, mapped, slope, out, heads)
         ctx.save_for_backward(left, right, *mapped)
         return out
 
@@ -215,7 +225,7 @@ def _d_features(
     assert mapped.weights is not None and mapped.features is not None
     out, n = torch.empty_like(mapped.features), left.shape[1]
     for first, count in _chunks(mapped.dims):
-        _launch_scores(
+        launch_scores(
             entries, FEATURES, left, right, mapped, slope, out, heads, count,
             chunk=mapped.weights.data_ptr() + 4 * first * n, of_edge=weight.data_ptr(),
             to=out.data_ptr() + 4 * first,
@@ -321,7 +331,7 @@ class _AttendEntries(torch.autograd.Function):
                 d_source = parts.sum(-1) if for_source else None
         if for_edge:
             d_edge = torch.empty_like(of_edge)
-            _launch_scores(
+            launch_scores(
                 entries, GRADIENT, grad, messages, Mapped(None, None, None), slope, d_edge, heads,
                 terms=new_terms.data_ptr(), of_source=address(of_source),
                 of_edge=of_edge.data_ptr(), counts=address(counts), scales=address(scales),

@@ -136,25 +136,28 @@ def _vectors(
 
 def _edge_scores(
     runner: RowRunner, mode: int, dtype: torch.dtype, heads: int, n: int, dims: int, sums: int,
-    low: int, device: int,
+    shared: bool, low: int, device: int,
 ) -> Callable[..., None]:  # fmt: skip
     """``edge_scores`` for all entries, whose features have ``dims`` numbers."""
     width, spec = n // heads, entry_kernels.EDGE_SCORES
     vector = vector_at(dtype, width, low)
     config = entry_kernels.scores_per_entry_config(dtype, vector, mode, bool(dims), sums)
-    constants = {"count": runner.nnz, "heads": heads, "width": width, "n": n, "dims": dims}
+    constants = {
+        "count": runner.nnz, "heads": heads, "width": width, "n": n, "dims": dims,
+        "shared": shared,
+    }  # fmt: skip
     grid = entry_kernels.entry_grid(runner.nnz)
     return prepare_changing(spec, config, device, grid, entry_kernels.ENTRY_THREADS, constants)
 
 
 def _edge_rows(
     runner: RowRunner, mode: int, dtype: torch.dtype, heads: int, n: int, dims: int, keep: bool,
-    low: int, device: int,
+    shared: bool, low: int, device: int,
 ) -> _RowLaunch:  # fmt: skip
     width = n // heads
     tile = entry_kernels.rows_tile(dtype, n, vector_at(dtype, width, low))
     config = entry_kernels.rows_config(dtype, tile, mode, bool(dims), keep)
-    constants = {"heads": heads, "width": width, "n": n, "dims": dims}
+    constants = {"heads": heads, "width": width, "n": n, "dims": dims, "shared": shared}
     return _RowLaunch(
         runner, entry_kernels.EDGE_ROWS, config, device, tile.lanes, tile.slabs(n),
         entry_kernels.rows_slot_bytes(tile, keep), constants,

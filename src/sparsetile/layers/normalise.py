@@ -26,6 +26,7 @@ from sparsetile.jit.loader import (
 )
 from sparsetile.kernels import normalise as kernels
 from sparsetile.kernels.csr import ELEMENTS
+from sparsetile.plan.modes import plain_call
 
 __all__ = ["WeightMap", "normalised_values", "scaled_by_degree", "torch_values"]
 
@@ -58,11 +59,22 @@ class WeightMap:
             self._sources[entry_map] = numbers
         self._short = None if self._sources is None or self.parallel else self._sources.int()
         self._by_column: tuple[Tensor, Tensor] | None = None
+        self._rows: Tensor | None = None
         # Parallel edges are summed first; entry k has sum k.
         self.of_sums = self
         if self.parallel:
             plain = CSR(csr.indptr, csr.indices, None, csr.shape, checked=csr.checked)
             self.of_sums = WeightMap(plain)
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of each entry; kept on the CPU, where torch's operations read it each time."""
+        if self._rows is not None:
+            return self._rows
+        made = self.csr.row_ids()
+        if made.device.type == "cpu" and not torch.is_inference_mode_enabled():
+            self._rows = made
+        return made
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -111,12 +123,17 @@ def torch_values(weight_map: WeightMap, weight: Tensor, fill: float) -> Tensor:
 
     Differentiable any number of times, also by torch.func.
     """
-    return scaled_by_degree(weight_map.csr, weight_map.entries(weight, fill))
+    rows = weight_map.rows if plain_call() else None
+    return scaled_by_degree(weight_map.csr, weight_map.entries(weight, fill), rows)
 
 
-def scaled_by_degree(csr: CSR, values: Tensor) -> Tensor:
-    """Return each value over the square roots of its row's and its column's sum of values."""
-    rows, degree = csr.row_ids(), csr.row_sums(values)
+def scaled_by_degree(csr: CSR, values: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return each value over the square roots of its row's and its column's sum of values.
+
+    ``rows`` are those of the entries, if they are known.
+    """
+    rows = csr.row_ids() if rows is None else rows
+    degree = csr.row_sums(values, rows)
     # Nodes without incoming weight are scaled by 0. The inner torch.where keeps gradients finite.
     empty = degree == 0
     scale = torch.where(empty, 0.0, torch.where(empty, 1.0, degree).pow(-0.5))

@@ -22,8 +22,8 @@ from sparsetile.nn.inputs import Given
 from sparsetile.plan.modes import plain_call
 
 __all__ = [
-    "dot_features", "edge_features", "edge_softmax", "features_with_loops", "scores_in_chunks",
-    "sums_in_chunks", "weighted_features",
+    "dot_features", "edge_features", "edge_softmax", "entry_softmax", "features_with_loops",
+    "scores_in_chunks", "sums_in_chunks", "weighted_features",
 ]  # fmt: skip
 
 
@@ -265,3 +265,11 @@ def edge_softmax(graph: Graph, scores: Tensor) -> Tensor:
     raised = (scores - _highest(scores, target, graph.shape[0]).index_select(0, target)).exp()
     total = scores.new_zeros(graph.shape[0], scores.shape[1]).index_add(0, target, raised)
     return raised / (total.index_select(0, target) + 1e-16)
+
+
+def entry_softmax(graph: Graph, scores: Tensor) -> Tensor:
+    """Return the softmax of [entries, heads] scores over the entries of each target. Eager."""
+    (order,) = graph.derived(
+        "entries", lambda: (torch.arange(graph.csr.nnz, device=graph.csr.device),)
+    )
+    return _EdgeSoftmax.apply(scores, graph.rows, graph.csr.indptr, order)  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
 from sparsetile.nn.lazy import draw, linear, materialise
+from sparsetile.nn.mapped import mapped_product
 from sparsetile.nn.sampled import SampledGraph
 from sparsetile.nn.traced import How, TracedEdges, traces
 from sparsetile.plan.modes import plain_call
@@ -145,7 +147,21 @@ class GCNConv(nn.Module):
             graph, values_key = find_graph(
                 "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops
             )
-            weights = convolution_weights(graph, given, values_key, fill, self.normalize, x.dtype)
+            compute = functools.partial(
+                convolution_weights, graph, given, values_key, fill, self.normalize, x.dtype
+            )
+            name: Hashable = ("gcn", fill, self.normalize, x.dtype)
+            if given.kind != "edges" or values_key is not None:  # not of the pattern alone
+                weights = compute()
+                name = None if weights is None else weights.key
+            if name is not None and not relu:
+                out = mapped_product(
+                    graph, "sum", name, lambda: compute() if weights is None else weights, x,
+                    self.lin, None, None, self.bias,
+                )  # fmt: skip
+                if out is not None:
+                    return out
+            weights = compute() if weights is None else weights
         # The product is cheaper on the narrower side of the linear map.
         if self.out_channels <= x.shape[-1]:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsetile.core.errors import type_error
+from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.nn.arguments import features, flow_name, refuse_others, reset, sum_only
 from sparsetile.nn.inputs import pair_of, read_input
+from sparsetile.nn.mapped import scaled_product
 from sparsetile.nn.neighbours import reduction
+from sparsetile.plan.modes import plain_call
 
 __all__ = ["GINConv"]
 
@@ -55,6 +58,7 @@ class GINConv(nn.Module):
             )
         self.nn = nn
         self.initial_eps = float(eps)
+        self._known: tuple[Hashable, Tensor] | None = None  # key of eps, 1 + eps
         self.flow = flow_name("GINConv", flow)
         start = torch.full((1,), self.initial_eps)
         if train_eps:
@@ -90,7 +94,31 @@ class GINConv(nn.Module):
         sources, targets, sizes = pair_of("GINConv", x, size, self.flow, given)
         features("GINConv", "x", sources, -1)
         graph, _, weights = reduction("GINConv", given, sizes, sources.device, self.flow, "sum")
+        if targets is None:
+            return self.nn(graph.aggregate(sources, weights))
+        factor = self._factor()
+        if targets is sources and (weights is None or weights.key is not None):
+            name = None if weights is None else weights.key
+            out = scaled_product(graph, name, lambda: weights, sources, factor)
+            if out is not None:
+                return self.nn(out)
         out = graph.aggregate(sources, weights)
-        if targets is not None:
-            out = out + (1 + self.eps) * targets
-        return self.nn(out)
+        if out.dtype is targets.dtype is factor.dtype:  # rounded once, as in scaled_product
+            return self.nn(torch.addcmul(out, targets, factor))
+        return self.nn(out + factor * targets)
+
+    def _factor(self) -> Tensor:
+        """Return 1 + eps, computed again when eps has changed."""
+        eps = self.eps
+        if (
+            not plain_call()
+            or torch.jit.is_tracing()
+            or eps.requires_grad
+            or not counter_tells(eps)
+        ):
+            return 1 + eps
+        key = tensor_key(eps)
+        if self._known is None or self._known[0] != key:
+            with torch.inference_mode(False):
+                self._known = key, 1 + eps
+        return self._known[1]

@@ -204,6 +204,15 @@ class HeadsLayer(nn.Module):
         Each head is one product with the attention as A's values. Heads are joined with ``concat``,
         otherwise this returns their mean.
         """
+        numbers = graph.edge_count * messages.shape[1] // self.heads
+        plain = graph.planned is None and attention.dtype is messages.dtype
+        if plain and graph.gathers(numbers, messages.dtype):
+            source, target = graph.edges
+            wide = self._by_head(messages).index_select(0, source) * attention.unsqueeze(-1)
+            out = messages.new_zeros(graph.shape[0], messages.shape[1])
+            out = out.index_add(0, target, wide.flatten(1))
+            out = out if self.concat else self._by_head(out).mean(1)
+            return out if bias is None else out + bias
         # Permuted to A's order once for all heads. A given plan uses the order of its own edges.
         if graph.planned is None:
             attention = graph.to_entries(attention)

@@ -17,9 +17,11 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error
 from sparsetile.layers.edge_attention import dot_scores
+from sparsetile.layers.head_sums import head_dots, head_sums
 from sparsetile.nn.edge_features import (
     dot_features,
     edge_softmax,
+    entry_softmax,
     scores_in_chunks,
     weighted_features,
 )
@@ -128,6 +130,9 @@ class TransformerConv(HeadsLayer):
         whole = return_attention_weights is None and features is None
         if whole and self._fuses_entries(graph, value, None):
             return self._with_targets(self._attend(graph, query, key, value), x_dst)
+        if return_attention_weights is None and self._fuses_entries(graph, value, features):
+            out = self._attend_features(graph, query, key, value, features)  # type: ignore[arg-type]
+            return self._with_targets(out, x_dst)
         attention = self._attention(graph, query, key, features)
         attention = attention.to(value.dtype)
         dropped = functional.dropout(attention, p=self.dropout, training=self.training)
@@ -154,6 +159,27 @@ class TransformerConv(HeadsLayer):
         entries = self._entries(graph, query, key, value)
         scores = dot_scores(entries, query, key, self.heads, self.out_channels**-0.5)
         return self._attend_scores(graph, entries, value, scores, None)
+
+    def _attend_features(
+        self, graph: Graph, query: Tensor, key: Tensor, value: Tensor, features: Tensor
+    ) -> Tensor:
+        """Return the weighted sums of values and edges' features, all heads in each launch."""
+        assert self.lin_edge is not None
+        query, key, value = (self._cast(graph, each) for each in (query, key, value))
+        entries = self._entries(graph, query, key, value)
+        scale, edges = self.out_channels**-0.5, graph.edges_of_rows
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1).float()
+        # q · W_e e = (q · W_e) · e, with one factor per target. Autocast rounds it.
+        of_target = torch.einsum("thc,hcd->thd", self._by_head(query).float() * scale, weight)
+        of_target, features = of_target.flatten(1).float(), features.float()
+        scores = dot_scores(entries, query, key, self.heads, scale)
+        scores = scores + head_dots(entries, of_target, features, edges, self.heads)
+        attention = entry_softmax(graph, scores)
+        scales = self._dropout_scales(graph, value.device)
+        attention = attention if scales is None else attention * scales
+        out = self._mean(head_sums(entries, attention, value, None), None)
+        sums = head_sums(entries, attention, features, edges).to(self.lin_edge.weight.dtype)
+        return out + self._of_edges(sums.view(sums.shape[0], self.heads, -1)).to(out.dtype)
 
     def _scores(self, graph: Graph, query: Tensor, key: Tensor, features: Tensor | None) -> Tensor:
         """Return the scores of all edges, [edges, heads]."""

@@ -15,6 +15,7 @@ from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import pair_of, read_input
 from sparsetile.nn.lazy import draw_maps, materialise
+from sparsetile.nn.mapped import mapped_product
 from sparsetile.nn.neighbours import reduction
 
 __all__ = ["Call", "TwoMaps", "map_both"]
@@ -84,8 +85,16 @@ class TwoMaps(nn.Module):
 
 
 def map_both(call: Call, of_neighbours: nn.Linear, of_targets: nn.Linear | None) -> Tensor:
-    """Return of_neighbours(reduced sources) + of_targets(targets), one after the other."""
+    """Return of_neighbours(reduced sources) + of_targets(targets), as one node if possible."""
     sources, targets, graph, weights, reduce = call
+    if weights is None or weights.key is not None:
+        name = None if weights is None else weights.key
+        of_both = mapped_product(
+            graph, reduce, name, lambda: weights, sources, of_neighbours, targets, of_targets,
+            of_neighbours.bias,
+        )  # fmt: skip
+        if of_both is not None:
+            return of_both
     # Sums and means commute with the linear map: they run on its narrower side.
     narrow = of_neighbours.out_features <= of_neighbours.in_features
     if narrow and reduce in ("sum", "mean") and is_plain_linear(of_neighbours):

@@ -21,7 +21,6 @@ from sparsetile.core.checks import real_number, reduce_name
 from sparsetile.core.errors import value_error
 from sparsetile.core.streams import capturing
 from sparsetile.intake.csr import FP8
-from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
 from sparsetile.launch.interface import Tensors
 from sparsetile.plan.family import Family, Flat
 from sparsetile.plan.modes import any_autocast, maybe_wrapped, transforming
@@ -36,11 +35,13 @@ from sparsetile.plan.traced import gradients, operators
 from sparsetile.plan.traced.flat import flat_packed
 from sparsetile.plan.traced.forward_mode import duals, product_of_duals, refuse_out
 from sparsetile.plan.traced.transforms import refuse_in_transform, transformed_product
+from sparsetile.plan.valued import before_epilogue, takes_valued, valued_product
 from sparsetile.plan.variant import Variant
 
 __all__ = [
-    "apply_of", "eager_product", "general_product", "gradient_of_operand",
-    "operand_values", "plain_product",
+    "apply_of", "differentiable_product", "eager_product", "extremum_product", "general_product",
+    "gradient_of_operand", "gradient_product", "operand_values", "plain_product", "same_values",
+    "tracked_extremum",
 ]  # fmt: skip
 
 # Family, the variants of product and gradient, the version of the values; reduce, alpha, relu; the
@@ -186,18 +187,18 @@ class _Product(torch.autograd.Function):
         C = ctx.saved_tensors[0] if relu and not apart else None
         d_bias = d_B = None
         if for_bias or C is not None:
-            grad, d_bias = _before_epilogue(C, grad, for_bias)
+            grad, d_bias = before_epilogue(C, grad, for_bias)
         if for_B:
-            _same_values(family, version)
+            same_values(family, version)
             if reduce == "mean":
                 scale = family.row_scale(variant)
                 variant.note_stream()
                 grad = gradients.scaled_rows(grad, scale)
-            d_B = _gradient_product(family, variant, other, grad, alpha)
+            d_B = gradient_product(family, variant, other, grad, alpha)
         return d_B, d_bias, None
 
 
-def _same_values(family: Family, version: int) -> None:
+def same_values(family: Family, version: int) -> None:
     """Raise if A got new values after the product whose gradient is computed."""
     if version != family.version:
         raise RuntimeError(
@@ -219,26 +220,8 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (C,) = ctx.saved_tensors
         for_C, for_bias = ctx.needs_input_grad
-        grad, d_bias = _before_epilogue(C, grad, for_bias)
+        grad, d_bias = before_epilogue(C, grad, for_bias)
         return grad if for_C else None, d_bias
-
-
-def _before_epilogue(
-    C: Tensor | None, grad: Tensor, for_bias: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient before ReLU (``C`` is its result; None: there was none) and bias, and
-    the bias's: a sum over the rows in float32 at least, as a bias is often wider than C.
-
-    On a GPU one kernel does both: torch's sum would need a buffer of up to twice the gradient.
-    """
-    again = torch.is_grad_enabled() and grad.requires_grad  # a gradient of the gradient is wanted
-    if for_bias and not again and not maybe_wrapped(grad) and takes_epilogue_gradient(grad, C):
-        return epilogue_gradient(grad, C)
-    if C is not None:
-        grad = gradients.relu_gradient(C, grad)
-    if not for_bias:
-        return grad, None
-    return grad, grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
 
 
 class _Extremum(torch.autograd.Function):
@@ -249,7 +232,7 @@ class _Extremum(torch.autograd.Function):
     def forward(ctx: Any, B: Tensor, call: tuple[Family, Variant, int, Flat, str]) -> Tensor:  # type: ignore[override]
         ctx.call = call
         _, variant, _, (tensors, recipe), reduce = call
-        C, args = operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, True)
+        C, args = extremum_product(variant, (tensors, recipe), B, reduce, True)
         ctx.save_for_backward(args)
         return C
 
@@ -257,7 +240,7 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         family, variant, version, (tensors, recipe), _ = ctx.call
         (args,) = ctx.saved_tensors
-        _same_values(family, version)
+        same_values(family, version)
         again = torch.is_grad_enabled() and grad.requires_grad
         won = torch.ops.sparsetile.spmm_won if again else operators.spmm_won
         return won(tensors, variant.values, grad, args, recipe), None
@@ -267,12 +250,26 @@ def _extremum(family: Family, variant: Variant, B: Tensor, reduce: str) -> Tenso
     """Return a max or min of each row's products of a matrix B; None if operators have to."""
     if variant.dtype is FP8 or profiler._is_profiler_enabled or maybe_wrapped(B):
         return None
-    tracked = B.requires_grad and torch.is_grad_enabled()
-    tensors, recipe = flat = family.differentiable(variant) if tracked else variant.flat
+    if B.requires_grad and torch.is_grad_enabled():
+        return tracked_extremum(family, variant, B, reduce)
+    return extremum_product(variant, variant.flat, B, reduce, False)[0]
+
+
+def extremum_product(
+    variant: Variant, flat: Flat, B: Tensor, reduce: str, winners: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a max or min of each row's products and, if asked for, the winners' places."""
+    operators.refuse_tangents(B)
+    found = variant.extremum(B, reduce, winners)
+    if found is not None:
+        return found
     variant.note_stream()
-    if not tracked:
-        return operators.spmm_extremum(tensors, variant.values, B, recipe, reduce, False)[0]
-    call = (family, variant, family.version, flat, reduce)
+    return operators.spmm_extremum(flat[0], variant.values, B, flat[1], reduce, winners)
+
+
+def tracked_extremum(family: Family, variant: Variant, B: Tensor, reduce: str) -> Tensor:
+    """Return a max or min of each row's products of a matrix B, with its gradient."""
+    call = (family, variant, family.version, family.differentiable(variant), reduce)
     return _apply_extremum(B, call)  # type: ignore[no-any-return]
 
 
@@ -286,7 +283,7 @@ _apply, _apply_relu = apply_of(_Product), apply_of(_Relu)
 _apply_extremum = apply_of(_Extremum)
 
 
-def _gradient_product(
+def gradient_product(
     family: Family, variant: Variant, other: Variant, grad: Tensor, alpha: float
 ) -> Tensor:
     """Return alpha · Aᵀ·grad; differentiable if gradients of gradients are asked for."""
@@ -319,7 +316,7 @@ def gradient_of_operand(
     if mean:
         grad = gradients.scaled_rows(grad, family.row_scale(variant))
     if given is None and family.follow is None and grad.dim() == 2:
-        return _gradient_product(family, variant, family.for_gradients(variant), grad, 1.0)
+        return gradient_product(family, variant, family.for_gradients(variant), grad, 1.0)
     values, _ = operand_values(family, variant, given)
     tensors, recipe = family.differentiable(variant)
     variant.note_stream()
@@ -400,6 +397,14 @@ def general_product(
     flat = _flat(family, variant, needs_grad)
     if dual is not None:
         return product_of_duals(flat, dual, reduce, alpha, relu, out_dtype)
+    if (
+        needs_grad
+        and values is not None
+        and not packed
+        and out_dtype is None
+        and takes_valued(B, values, bias, reduce)
+    ):
+        return valued_product(flat, values, B, bias, reduce, alpha, relu)
     return operators.product(
         flat, values, packed, B, bias, reduce, alpha, relu, out_dtype, needs_grad
     )

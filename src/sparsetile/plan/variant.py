@@ -18,9 +18,10 @@ from torch import Tensor
 
 from sparsetile.core.streams import record_stream
 from sparsetile.engines.request import BuiltSystem, Request, tensor_bytes
+from sparsetile.engines.runner import ExactRunner
 from sparsetile.intake import CSR
 from sparsetile.jit.loader import current_stream_handle
-from sparsetile.launch.bound import BoundLinear
+from sparsetile.launch.bound import BoundExtremum, BoundLinear
 from sparsetile.launch.interface import Bound, Tensors
 from sparsetile.plan.traced.flat import Direction, flatten, without_exact
 from sparsetile.reorder import Permutation
@@ -72,6 +73,8 @@ class Variant:
         # The products with the least host time, if the runner has them.
         self.bound: Bound | None = None
         self.bound_linear: BoundLinear | None = None
+        self._extremum: BoundExtremum | None = None
+        self._has_entries = True  # what maxima read; not for inference
         self.weighted = False
         self.later: Later | None = None  # None if its system is settled
         self._streams: set[tuple[int, ...]] = set()
@@ -116,6 +119,18 @@ class Variant:
         if binds:
             self.bound = self.runner.bind(self.built.tensors, self.values, self.packed)
             self.bound_linear = self.runner.bind_linear(self.built.tensors, self.packed)
+            self._extremum = None
+
+    def extremum(self, B: Tensor, reduce: str, winners: bool) -> tuple[Tensor, Tensor] | None:
+        """Return the max or min of a matrix's products, bound; None if operators have to."""
+        bound = self._extremum
+        if bound is None:
+            exact = self.direction.exact
+            found = runner(exact.recipe)
+            readable = self.values is None or self.values.is_contiguous()
+            if readable and self._has_entries and isinstance(found, ExactRunner):
+                bound = self._extremum = found.bind_extremum(exact.tensors, self.values)
+        return None if bound is None else bound(B, reduce, winners)
 
     def for_inference(self) -> Variant:
         """Return a variant that holds what products of sums and means read, and nothing else.
@@ -133,6 +148,7 @@ class Variant:
         made.bound_linear = made.runner.bind_linear(built.tensors, made.packed)
         none = self.csr.indptr.new_empty(0, dtype=torch.int32)
         made.csr = CSR(self.csr.indptr, none, None, self.shape)
+        made._extremum, made._has_entries = None, False
         made.direction = Direction(self.csr.indptr, built, built)
         made.flat, made.both = without_exact(self.csr.indptr, built), None
         return made

@@ -43,7 +43,13 @@ from sparsetile.kernels.csr import (
     spmm_config,
     vector_width,
 )
-from sparsetile.launch.bound import BoundProduct, Scratch, Step, prepare_steps
+from sparsetile.launch.bound import (
+    BoundExtremum,
+    BoundProduct,
+    Scratch,
+    Step,
+    prepare_steps,
+)
 from sparsetile.launch.epilogue import epilogue_params
 from sparsetile.launch.geometry import (
     MAX_SCRATCH,
@@ -289,6 +295,14 @@ class RowRunner(ExactRunner):
         mode = ("" if args is None else "arg") + ("max" if maximum else "min")
         self._run(tensors, values, None, B, out, args, mode, PLAIN)
 
+    def bind_extremum(self, tensors: Tensors, values: Tensor | None) -> BoundExtremum | None:
+        return BoundExtremum(self, tensors, values) if self._plain.items else None
+
+    def prepare_extremum(
+        self, tensors: Tensors, values: Tensor | None, B: Tensor, mode: str
+    ) -> Sequence[Prepared] | None:
+        return self._prepare_matrix(tensors, values, None, B, mode, B.dtype, PLAIN)
+
     @property
     def place_dtype(self) -> torch.dtype:
         return self._place_dtype
@@ -334,6 +348,7 @@ class RowRunner(ExactRunner):
         """Return the launch of a matrix like B; rows of C are contiguous."""
         if not self._plain.items:
             return ()
+        extremum, kept = mode.endswith(("max", "min")), mode.startswith("arg")
         n, stride, size = B.shape[1], B.stride(0), B.element_size()
         vector = vector_width(B.dtype, n, stride, B.data_ptr() // size)
         weighted, device = values is not None, tensors["indptr"].device.index
@@ -349,9 +364,9 @@ class RowRunner(ExactRunner):
         work, needed = launch.work, None
         if work.slots:
             slots = launch.slabs * work.slots
-            size = slots * launch.partial_bytes(B.dtype, False)
+            size = slots * launch.partial_bytes(B.dtype, kept)
             needed = Scratch(size, launch.slabs * work.nodes)
-        return prepare_steps([step], params, epilogue, device, needed)
+        return prepare_steps([step], params, epilogue, device, needed, ("args",) * extremum)
 
     def bind(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None

@@ -126,28 +126,31 @@ class _BoundCPU:
         self._runner, self._tensors, self._values = runner, tensors, values
         self._api = api
         self._read = (*_rows(tensors), values)
-        # By shape and strides of B, and the number of threads.
+        # By shape and strides of B, the number of threads, and whether of means.
         self._prepared = KeptLaunches[tuple[Any, ...], "Prepared | None"]()
 
     def __call__(self, B: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._sum(B, out, False)
+
+    def _sum(self, B: Tensor, out: Tensor | None, mean: bool) -> Tensor:
         rows, columns = self._runner.rows, B.shape[1]
         if out is None:
             if rows * columns * B.itemsize < HUGE_BYTES:
                 out = B.new_empty(rows, columns)  # the quickest
             else:
                 out = empty_output(rows, columns, B.dtype)
-        key = (B.shape, B.stride(), torch.get_num_threads())
+        key = (B.shape, B.stride(), torch.get_num_threads(), mean)
         found = self._prepared.get(key, _UNKNOWN)
         if found is _UNKNOWN:
-            found = self._prepared.keep(key, self._prepare(B))
+            found = self._prepared.keep(key, self._prepare(B, mean))
         if found is None:
             indptr, ids, bounds = _rows(self._tensors)
-            self._api.add_products(indptr, ids, self._values, B, out, 1.0, 0.0, bounds, False)
+            self._api.add_products(indptr, ids, self._values, B, out, 1.0, 0.0, bounds, mean)
         else:
             found(B.data_ptr(), out, (B, *self._read))
         return out
 
-    def _prepare(self, B: Tensor) -> Prepared | None:
+    def _prepare(self, B: Tensor, mean: bool) -> Prepared | None:
         """Return the product of matrices like B, or None if operands have to be converted."""
         values = self._values
         unit = B.stride(1) == 1 or B.shape[1] == 1
@@ -158,12 +161,16 @@ class _BoundCPU:
         ):
             return None
         indptr, columns, bounds = _rows(self._tensors)
-        return self._api.prepare_product(indptr, columns, values, B, bounds)
+        return self._api.prepare_product(indptr, columns, values, B, bounds, mean=mean)
 
     def fused(self, B: Tensor, bias: Tensor | None, alpha: float, mean: bool, relu: bool) -> Tensor:
         """Return relu(alpha · A·B + bias), or of the mean of each row's entries."""
         if bias is not None:
             bias = bias.to(torch.float64 if B.dtype is torch.float64 else torch.float32)
+        if alpha == 1.0 and B.dtype.itemsize > 2:  # of 16 bits the sum is rounded after the bias
+            out = self._sum(B, None, mean)
+            out = out if bias is None else out.add_(bias)
+            return out.relu_() if relu else out
         out = self._runner.new_output(B, B.dtype)
         epilogue = Epilogue(alpha=alpha, mean=mean, bias=bias, relu=relu)
         self._runner.spmm(self._tensors, self._values, None, B, out, epilogue)

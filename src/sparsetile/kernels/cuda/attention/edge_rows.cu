@@ -11,6 +11,9 @@
 // kEdges it is a row of `direct`. kDot and kBent are the gradients of the rows from which
 // edge_scores.cu computes scores, kRelu is a sum of messages.
 //
+// With kDot and `shared` a row of b has the columns of one head, and all heads use it: `columns`
+// are then edges, whose features are summed.
+//
 // For rows of A the gathered nodes are sources; for rows of A^T they are targets, and `order` has
 // A's number of each entry. The vector's gradient is the sum of `more` over all rows.
 //
@@ -58,6 +61,7 @@ struct Sums {
 // A lane's vector of a slab.
 struct Side {
   int column, head;
+  int gathered;  // the column in rows of B
   bool inside;
   Packed<E, kVec> own;  // kBent, kReluGradient: of this row
 };
@@ -71,7 +75,8 @@ struct Gathered {
   __device__ __forceinline__ void load(const Params& p, const Side& side, int entry) {
     const u32 column = static_cast<u32>(__ldg(p.columns + entry));
     number = p.order == nullptr ? entry : __ldg(p.order + entry);
-    row = load_vector<E, kVec>(p.b + column * static_cast<u64>(p.n) + side.column);
+    const int length = kMode == kDot && p.shared ? p.width : p.n;
+    row = load_vector<E, kVec>(p.b + column * static_cast<u64>(length) + side.gathered);
     if constexpr (!kRectified) weight = __ldg(p.weight + number * p.heads + side.head);
     if constexpr (kRectified && !kEdges) {
       direct = load_vector<E, kVec>(p.direct + number * p.n + side.column);
@@ -152,6 +157,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   side.inside = wanted < p.n;
   side.column = side.inside ? wanted : 0;
   side.head = side.column / p.width;
+  side.gathered = side.column - (kMode == kDot && p.shared ? side.head * p.width : 0);
   if constexpr (kMode == kBent || kMode == kReluGradient) {
     side.own = load_vector<E, kVec>(p.own + i64(max(item.x, 0)) * p.n + side.column);
   }

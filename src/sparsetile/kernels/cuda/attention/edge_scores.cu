@@ -1,7 +1,7 @@
 // One number per entry (t, s) of A[target, source] and head, from a row of the target (`left`) and
 // one of the source (`right`):
 //
-//   kDot       out = slope * dot(left, right)
+//   kDot       out = slope * dot(left, right); with `shared` all heads use the same row of right
 //   kBent      out = dot(vector, leaky(left + right + edge))
 //   kGradient  out = gradient of the entry's score (gat.cuh), with left = grad, right = messages:
 //              derivative * attention * (scale * dot(left, right) - count * D)
@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   const float slope = static_cast<float>(p.slope);
   const i64 target = __ldg(p.rows + entry), source = static_cast<u32>(__ldg(p.columns + entry));
   const E::Storage* const left = p.left + target * p.n;
-  const E::Storage* const right = p.right + source * p.n;
+  const bool shared = kMode == kDot && p.shared;  // right has one head's columns, for all heads
+  const E::Storage* const right = p.right + source * (shared ? p.width : p.n);
   const int per_head = (p.width + kLanes * kVec - 1) / (kLanes * kVec);
   float sum[kSums] = {};
   int head = 0, part = 0;
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       step[u] = {head, head * p.width + at, head < p.heads && at < p.width};
       if (!step[u].inside) step[u].column = 0;
       x[u] = load_vector<E, kVec>(left + step[u].column);
-      y[u] = load_vector<E, kVec>(right + step[u].column);
+      y[u] = load_vector<E, kVec>(right + (shared && step[u].inside ? at : step[u].column));
       if (++part == per_head) part = 0, ++head;
     }
 #pragma unroll
