@@ -16,6 +16,7 @@ from __future__ import annotations
 from sparsetile.nn import edge_operators as edge_operators  # registers what is traced
 from sparsetile.nn.attention import attention_blocks, sparse_attention, use_sparse_attention_
 from sparsetile.nn.cache import clear_graph_cache
+from sparsetile.nn.calibration import calibrate
 from sparsetile.nn.captured import captured
 from sparsetile.nn.cheb import ChebConv
 from sparsetile.nn.gat import GATConv
@@ -26,18 +27,20 @@ from sparsetile.nn.gine import GINEConv
 from sparsetile.nn.graph_conv import GraphConv
 from sparsetile.nn.hetero import to_hetero
 from sparsetile.nn.linear import SparseLinear
+from sparsetile.nn.masked_linear import MaskedLinear
 from sparsetile.nn.neighbours import aggregate
 from sparsetile.nn.rgcn import FastRGCNConv, RGCNConv
 from sparsetile.nn.sage import SAGEConv
+from sparsetile.nn.sparse_config import SparseConfig
 from sparsetile.nn.sparse_files import load_sparse_
-from sparsetile.nn.sparsify import SparseConfig, densify_, sparsify_
+from sparsetile.nn.sparsify import densify_, sparsify_
 from sparsetile.nn.swiglu import SparseSwiGLU
 from sparsetile.nn.transformer import TransformerConv
 
 __all__ = [
     "ChebConv", "FastRGCNConv", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv",
-    "GraphConv", "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear", "SparseSwiGLU",
-    "TransformerConv", "aggregate", "attention_blocks", "captured", "clear_graph_cache",
-    "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_", "to_hetero",
-    "use_sparse_attention_",
+    "GraphConv", "MaskedLinear", "RGCNConv", "SAGEConv", "SparseConfig", "SparseLinear",
+    "SparseSwiGLU", "TransformerConv", "aggregate", "attention_blocks", "calibrate", "captured",
+    "clear_graph_cache", "densify_", "gcn_plan", "load_sparse_", "sparse_attention", "sparsify_",
+    "to_hetero", "use_sparse_attention_",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ FP8 in ``fp8_blocks.py`` and the choice of blocks in ``pruning.py``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
 from typing import Any, Self
 
 import torch
@@ -20,18 +19,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.core.streams import capturing, record_stream, refuse_capture, settle
+from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.intake.csr import FP8
-from sparsetile.intake.identity import tensor_key
 from sparsetile.layers import block_linear as operators
 from sparsetile.layers.block_layer import ACTIVATIONS, activate
 from sparsetile.nn import pruning
 from sparsetile.nn.arguments import check_input, check_weight, checked_keep
+from sparsetile.nn.criteria import scores_of
+from sparsetile.nn.dense_copy import BUILDING, KeepsDense, keeps_dense
 from sparsetile.nn.fp8_blocks import quantized, scaled
-from sparsetile.nn.linear_binding import BUILDING, Bound, keeps_dense, rebound, version_of
+from sparsetile.nn.host_choice import blocks_on_host
+from sparsetile.nn.linear_binding import Bound, rebound, version_of
 from sparsetile.plan.modes import outside_modes, unwatched_call
 
 __all__ = ["SparseLinear"]
@@ -53,7 +53,7 @@ def _say_once(text: str) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(KeepsDense):
     """A block-sparse linear layer Y = X·Wᵀ + bias.
 
     Make it with :meth:`from_linear` or :meth:`from_dense`. The constructor draws random weights for
@@ -61,7 +61,7 @@ class SparseLinear(nn.Module):
     one kernel reads X and writes Y. Up to 16 tokens, another kernel runs, on sm_80 and later. If
     the dense product is predicted to be faster, torch multiplies a dense copy of the weight. If no
     kernel supports the call, the layer computes a masked dense product and warns once, with the
-    reason. On a CPU, torch multiplies the kept blocks.
+    reason. On a CPU, torch multiplies the kept blocks, or a dense copy where that is faster.
 
     Every cell of a kept block is a weight, even if it is zero. So an Inf or NaN in X reaches every
     output that has a kept block at that input. If torch multiplies the dense weight, it reaches all
@@ -205,6 +205,7 @@ class SparseLinear(nn.Module):
         cls, weight: Tensor, bias: Tensor | None = None, *, sparsity: float | None = None,
         method: str = "magnitude", mask: Tensor | None = None, block: int = 64,
         activation: str = "none", prefer: str = "speed", generator: torch.Generator | None = None,
+        norms: Tensor | None = None,
     ) -> Self:  # fmt: skip
         """Keep blocks of a dense weight [out_features, in_features].
 
@@ -215,12 +216,14 @@ class SparseLinear(nn.Module):
         sparsity : float, optional
             Share of the blocks to drop, at least 0 and below 1. When None, the layer keeps the
             blocks of ``mask``, or else all nonzero blocks.
-        method : {"magnitude", "random", "mask"}
+        method : {"magnitude", "wanda", "random", "mask"}
             Which blocks are kept; see :class:`SparseConfig`.
         mask : Tensor of bool, optional
             One value per weight, or one per block. Each block must be kept or dropped as a whole.
         generator : torch.Generator, optional
             For ``method="random"``; on the CPU.
+        norms : Tensor [in_features], optional
+            Norms of the layer's inputs, for ``"wanda"``; see :func:`calibrate`.
 
         Examples
         --------
@@ -244,9 +247,12 @@ class SparseLinear(nn.Module):
             )
         if sparsity is None or mask is not None:
             method = "mask"
+        scores = None
+        if method == "wanda":
+            scores, method = scores_of(name, weight.detach(), method, norms), "magnitude"
         keep = pruning.kept_blocks(
             name, weight.detach(), block, sparsity=sparsity, method=method, mask=mask,
-            generator=generator,
+            generator=generator, scores=scores,
         )  # fmt: skip
         shape = (int(weight.shape[0]), int(weight.shape[1]))
         pattern = BlockPattern.from_mask(keep, shape, block)
@@ -377,13 +383,7 @@ class SparseLinear(nn.Module):
             )  # fmt: skip
         rows, cols = self.pattern.grid
         count = pruning.kept_count(rows * cols, share)
-        if optimizer is not None and self.weight.requires_grad:
-            groups = optimizer.param_groups
-            if not any(part is self.weight for group in groups for part in group["params"]):
-                raise value_error(
-                    "SparseLinear.prune_", "optimizer", "one that has the layer's weight",
-                    "an optimiser of other parameters", "Make it after sparsify_, or omit it",
-                )  # fmt: skip
+        pruning.check_optimizer("SparseLinear.prune_", self.weight, optimizer)
         if count >= self.weight.shape[0]:
             return self
         kept = pruning.largest_blocks(self.weight, count)
@@ -501,8 +501,27 @@ class SparseLinear(nn.Module):
             "bias": 0 if self.bias is None else self.bias.nbytes,
             "pattern": self.block_row_ptr.nbytes + self.block_col_idx.nbytes,
             "derived pattern": sum(part.nbytes for part in derived),
-            "dense copy": 0 if self._dense is None else self._dense.nbytes,
+            "dense copy": self._dense_bytes(),
         }
+
+    def method(self, tokens: int) -> str:
+        """Return what multiplies this many tokens without gradients: blocks, few or dense.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sparsetile.nn import SparseLinear
+        >>> SparseLinear.from_linear(torch.nn.Linear(64, 64), sparsity=0.0).eval().method(1)
+        'dense'
+        """
+        weight, dtype = self.weight, self._wide_dtype()
+        if weight.device.type != "cpu":
+            self._ready()
+            layer, bias = operators.block_layer(self._recipe), self.bias is not None
+            return layer.method(tokens, dtype, weight.device, bias, keeps_dense(self))
+        cells = self.in_features * self.out_features
+        kept = blocks_on_host(cells, weight.numel(), tokens, dtype.itemsize)
+        return "blocks" if kept or not keeps_dense(self) else "dense"
 
     def extra_repr(self) -> str:
         rows, cols = self.pattern.grid
@@ -522,18 +541,12 @@ class SparseLinear(nn.Module):
         self._recipe = ""
         self._flat_key: tuple[Any, ...] = ()
         self._flat_memory: list[Tensor] = []
-        self._dense: Tensor | None = None
-        self._dense_key: Hashable = None
         self._bound: Bound | None = None
-        # Captured CUDA graphs have these addresses.
-        self._captured: list[object] = self.__dict__.get("_captured", [])
+        self._forget_dense()
 
     def train(self, mode: bool = True) -> Self:
         """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""
         super().train(mode)
-        self._dense_key = None
-        if not any(each is self._dense for each in self._captured):
-            self._dense = None
         if self._bound is not None:
             self._bound.layer.allow_dense(keeps_dense(self))
         return self
@@ -653,37 +666,6 @@ class SparseLinear(nn.Module):
 
     # -- products -------------------------------------------------------------------------------
 
-    @outside_modes
-    def _dense_copy(self) -> Tensor:
-        """The dense weight. It is kept only in eval mode, until the weight may have changed, and
-        rewritten in place: CUDA graphs have its address, and rewrite it at each replay."""
-        if not keeps_dense(self):
-            return self.to_dense()
-        with BUILDING:
-            kept = self._current_dense()
-        if kept.is_cuda:  # it may be freed before this stream has read it
-            record_stream((kept,), kept.device)
-        return kept
-
-    def _current_dense(self) -> Tensor:
-        weight, kept = self.weight, self._dense
-        key: Hashable = (tensor_key(weight), epoch())
-        if kept is not None and key == self._dense_key and not capturing(weight.device):
-            return kept
-        with torch.no_grad():
-            made = self.to_dense().contiguous()
-            if kept is not None and kept.dtype is made.dtype and kept.device == made.device:
-                kept.copy_(made)
-            else:
-                kept = made
-        if capturing(weight.device):
-            self._captured.append(kept)
-            key = None  # only replays fill it
-        else:
-            settle(weight.device)
-        self._dense, self._dense_key = kept, key
-        return kept
-
     def _by_torch(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
         """The product if neither kernel runs: by torch; None if ``_general`` must compute it."""
         wrong = x.shape[-1:] != (self.in_features,)
@@ -736,7 +718,21 @@ class SparseLinear(nn.Module):
                     Y = self._by_torch(x, bound, bias)
                 if Y is not None:
                     return Y
+            elif self._dense_on_host(x):
+                return activate(functional.linear(x, self._dense_copy(), bias), self.activation)
         return self._general(x)
+
+    def _dense_on_host(self, x: Tensor) -> bool:
+        """Whether a CPU multiplies x faster by a dense copy of the weight."""
+        weight = self.weight
+        return (
+            x.device.type == weight.device.type == "cpu"
+            and x.dtype is weight.dtype
+            and x.shape[-1:] == (self.in_features,)
+            and keeps_dense(self)
+            and not torch.jit.is_tracing()
+            and self.method(x.shape[:-1].numel()) == "dense"
+        )
 
     def _general(self, x: Tensor) -> Tensor:
         """Through torch's operators: gradients, tracing, autocast, a CPU."""
