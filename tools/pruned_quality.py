@@ -62,7 +62,7 @@ class Scale:
     rate: float = 1.5e-3
 
 
-FULL = Scale(DecoderSize(512, 1536, 8, 8, 8, 256), 512, 64, 65.0, 10_000, 100, 2**20, 128, 2**26)
+FULL = Scale(DecoderSize(512, 1536, 8, 8, 8, 256), 512, 64, 28.0, 10_000, 100, 2**20, 128, 2**26)
 TINY = Scale(DecoderSize(64, 128, 2, 4, 4, 256), 64, 8, 600.0, 30, 4, 2**13, 8, 2**18, 3e-3)
 
 
@@ -373,7 +373,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", default="quality,speed", help="quality, speed")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="the GPU, if there is one")
     parser.add_argument("--out", type=Path, help="file to which records are appended")
-    parser.add_argument("--time-limit", type=float, default=225.0, help="seconds")
+    parser.add_argument("--time-limit", type=float, default=150.0, help="seconds")
     parser.add_argument("--commit", default="", help="commit to record if git is missing")
     asked = parser.parse_args(list(arguments))
     device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))

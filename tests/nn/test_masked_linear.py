@@ -61,7 +61,9 @@ def test_transforms_of_torch_func():
         return torch.func.functional_call(layer, parameters, (x,)).square().sum()
 
     each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    torch.testing.assert_close(each["weight"].sum(0), torch.func.grad(loss)(parameters, x)["weight"])
+    torch.testing.assert_close(
+        each["weight"].sum(0), torch.func.grad(loss)(parameters, x)["weight"]
+    )
 
 
 def test_two_of_four_keeps_the_largest_two_of_each_four():

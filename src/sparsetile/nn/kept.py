@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from sparsetile.nn.masks import kept_cells
 from sparsetile.nn.pruning import block_scores, kept_blocks, kept_count
 from sparsetile.nn.sparse_config import SparseConfig
 
-__all__ = ["kept_of", "shares_of"]
+__all__ = ["kept_in_each", "kept_of", "shares_of"]
+
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 _SIGN_BIT = 31  # floats of 32 bits that are not negative are ordered as their bits are
 
@@ -82,15 +85,23 @@ def shares_of(
     totals = {layer: units(layer).numel() for layer in layers}
     assert isinstance(config.sparsity, (int, float))
     wanted = kept_count(sum(totals.values()), float(config.sparsity))
-    threshold = 0
+    kept = kept_in_each(units, layers, wanted)
+    return {layer: 1.0 - max(kept[layer], 1) / total for layer, total in totals.items()}
+
+
+def kept_in_each(
+    units: Callable[[_Layer], Tensor], layers: Iterable[_Layer], wanted: int
+) -> dict[_Layer, int]:
+    """Return how many of the ``wanted`` largest scores of all layers are in each.
+
+    Scores are not negative. Equal ones at the threshold are all kept.
+    """
+    layers, threshold = [*layers], 0
     for bit in reversed(range(_SIGN_BIT)):
         trial = threshold | (1 << bit)
         if sum(_above(units(layer), trial) for layer in layers) >= wanted:
             threshold = trial
-    found: dict[nn.Linear, float | None] = {}
-    for layer, total in totals.items():
-        found[layer] = min(1.0 - _above(units(layer), threshold) / total, 1.0 - 1.0 / total)
-    return found
+    return {layer: _above(units(layer), threshold) for layer in layers}
 
 
 def _above(scores: Tensor, threshold: int) -> int:

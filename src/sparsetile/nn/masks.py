@@ -19,8 +19,8 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.plan.modes import transforming
 
 __all__ = [
-    "GROUP", "PATTERNS", "Found", "chosen_cells", "kept_cells", "largest", "mask_given",
-    "pack_bits", "pattern_of", "places_of", "spread", "unpack_bits",
+    "GROUP", "PATTERNS", "Found", "check_groups", "is_two_of_four", "kept_cells", "largest",
+    "pack_bits", "pattern_of", "spread", "unpack_bits",
 ]  # fmt: skip
 
 PATTERNS = ("block", "unstructured", "2:4")
@@ -210,11 +210,18 @@ class Found:
 
 @torch.no_grad()
 def pattern_of(weight: Tensor, least: float = 0.3) -> Found:
-    """Return the pattern of a dense weight's zeros.
+    """Return the pattern of a dense weight's zeros: dense, block, 2:4 or unstructured.
 
     A weight counts as dense if less than ``least`` of it is zero: below, neither bits nor blocks
     pay. It is block-sparse if nearly all of its zeros (19 of 20) are in whole blocks that are zero:
     a few kept weights may be zero by chance.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sparsetile.nn import pattern_of
+    >>> str(pattern_of(torch.tensor([[1.0, 0.0, 2.0, 0.0]])))
+    '2:4, 50% zeros'
     """
     mask = weight.detach() != 0
     zeros = 1.0 - float(mask.float().mean()) if mask.numel() else 0.0
@@ -228,7 +235,6 @@ def pattern_of(weight: Tensor, least: float = 0.3) -> Found:
         dropped = 1.0 - float(kept.float().mean())
         if dropped >= 0.95 * zeros:
             return Found("block", dropped, block)
-    # At 2:4, half are zeros; by chance, 11/16 of all groups have two or more.
     if is_two_of_four(mask):
         return Found("2:4", zeros)
     return Found("unstructured", zeros)

@@ -16,16 +16,18 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.layers.block_layer import activate
 from sparsetile.nn.dense_copy import KeepsDense
+from sparsetile.nn.empty_layers import put_swiglu
 from sparsetile.nn.hooks import has_hooks, has_tensor_hooks
 from sparsetile.nn.kept import kept_of, shares_of
 from sparsetile.nn.layer_choice import Filter, SparsifyReport, chosen_layers
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.masked_linear import MaskedLinear
+from sparsetile.nn.pretrained import forget_pretrained, record_pretrained
 from sparsetile.nn.replacement import Replacements, names_of, place_of, tensor_owners
 from sparsetile.nn.sparse_config import SparseConfig, same_tensor
 from sparsetile.nn.swiglu import GATE_UP, SparseSwiGLU, is_swiglu
 
-__all__ = ["densify_", "put_swiglu", "sparsify_"]
+__all__ = ["densify_", "sparsify_"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 Pruned: TypeAlias = SparseLinear | MaskedLinear
@@ -118,6 +120,7 @@ def sparsify_(
             sparse.quantize_()
     change.apply(model)
     model.sparsify_report = report  # type: ignore[assignment]
+    record_pretrained(model)
     return model
 
 
@@ -160,23 +163,6 @@ def _swiglus(model: nn.Module, change: Replacements, config: SparseConfig) -> li
         if alone and parts[0].out_features % BlockPattern.unit_of(config.block) == 0:
             found.append(module)
     return found
-
-
-def put_swiglu(
-    change: Replacements, origin: nn.Module, gate: nn.Module, up: nn.Module
-) -> SparseSwiGLU:
-    """Replace a feed-forward layer by a SparseSwiGLU."""
-    assert isinstance(gate, SparseLinear) and isinstance(up, SparseLinear)
-    down = origin.get_submodule("down_proj")
-    made = SparseSwiGLU(gate, up, change[down])
-    made.training = origin.training
-    made._origin = (origin,)
-    change[origin] = made
-    for part in GATE_UP:
-        change.pop(origin.get_submodule(part), None)
-    # The module that densify_ restores.
-    change.parts.append((origin, {part: nn.Identity() for part in (*GATE_UP, "down_proj")}))
-    return made
 
 
 class _SwiGLU(nn.Module):
@@ -226,6 +212,7 @@ def densify_(model: _Model) -> _Model:
     change.apply(model)
     if hasattr(model, "sparsify_report"):
         del model.sparsify_report
+    forget_pretrained(model)
     return model
 
 
