@@ -20,6 +20,7 @@ from sparsetile.nn.cache import clear_graph_cache
 from sparsetile.nn.calibration import calibrate
 from sparsetile.nn.captured import captured
 from sparsetile.nn.cheb import ChebConv
+from sparsetile.nn.experts import split_experts_
 from sparsetile.nn.gat import GATConv
 from sparsetile.nn.gatv2 import GATv2Conv
 from sparsetile.nn.gcn import GCNConv, gcn_plan
@@ -48,5 +49,5 @@ __all__ = [
     "SparseLinear", "SparseSwiGLU", "TransformerConv", "aggregate", "attention_blocks", "calibrate",
     "captured", "clear_graph_cache", "densify_", "enable_from_pretrained", "gcn_plan",
     "load_sparse_", "lora_config", "pattern_of", "report", "sparse_attention", "sparsify_",
-    "to_hetero", "use_sparse_attention_",
+    "split_experts_", "to_hetero", "use_sparse_attention_",
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -9,12 +11,28 @@ from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import FP8
 from sparsetile.intake.identity import counter_tells
 from sparsetile.nn.dense_copy import KeepsDense
+from sparsetile.nn.experts import SPLIT, SplitExperts, split_experts_
 from sparsetile.nn.layer_choice import why_not_pruned
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.replacement import Replacements
 from sparsetile.nn.swiglu import GATE_UP, SparseSwiGLU, has_swiglu_parts
 
-__all__ = ["block_like", "linear_of", "own_weights", "put_joined", "put_swiglu"]
+__all__ = [
+    "block_like",
+    "linear_of",
+    "own_weights",
+    "put_joined",
+    "put_swiglu",
+    "split_where_named",
+]
+
+
+def split_where_named(model: nn.Module, names: Iterable[str]) -> None:
+    """Split the experts of a model if layers have names that only split experts have."""
+    if not any(f".{SPLIT}." in name for name in names):
+        return
+    if not any(isinstance(module, SplitExperts) for module in model.modules()):
+        split_experts_(model)
 
 
 def linear_of(model: nn.Module, name: str) -> nn.Linear:

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.nn.dense_copy import KeepsDense
+from sparsetile.nn.experts import why_not_split
 from sparsetile.nn.hooks import has_state_hooks, has_tensor_hooks
 from sparsetile.nn.replacement import names_of, place_of, tensor_owners
 
@@ -118,7 +119,8 @@ def _why_other(module: nn.Module) -> tuple[str, bool] | None:
     if not convolution and any(
         len(shape) == 3 and shape[0] > 1 and min(shape[1:]) >= _SMALLEST for shape in shapes
     ):
-        return f"weights of three dimensions, as experts of a mixture have ({kind})", True
+        advice = ": call split_experts_ first" if why_not_split(module) is None else ""
+        return f"weights of three dimensions, as experts of a mixture have ({kind}){advice}", True
     if any(len(shape) > 1 for shape in shapes):
         return f"its class is {kind}, not torch.nn.Linear", False
     return None

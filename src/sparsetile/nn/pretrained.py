@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsetile.nn.empty_layers import block_like, linear_of, own_weights, put_joined
+from sparsetile.nn.empty_layers import (
+    block_like,
+    linear_of,
+    own_weights,
+    put_joined,
+    split_where_named,
+)
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.masked_linear import MaskedLinear
 from sparsetile.nn.replacement import Replacements
@@ -128,6 +134,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
 def _replace(model: nn.Module, layers: Mapping[str, Any]) -> None:
     """Put empty sparse layers of the recorded sizes into a dense model."""
     change = Replacements()
+    split_where_named(model, layers)
     with torch.device("meta"):  # as the dense layers, whose weights were not loaded
         for name, facts in layers.items():
             if name.rpartition(".")[2] == "gate_up_proj":

@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from sparsetile.core.errors import value_error
-from sparsetile.nn.empty_layers import block_like, linear_of, own_weights, put_joined
+from sparsetile.nn.empty_layers import (
+    block_like,
+    linear_of,
+    own_weights,
+    put_joined,
+    split_where_named,
+)
 from sparsetile.nn.layer_choice import SparsifyReport, why_not_pruned
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.masked_linear import MaskedLinear
@@ -87,7 +93,9 @@ def load_sparse_(
     - files of compressed-tensors, ``sparse-bitmask`` and ``sparse-24-bitmask``;
     - dense weights with zeros: blocks, 2:4 and other zeros are recognised (:func:`pattern_of`).
 
-    Quantised weights are refused. ``model.sparsify_report`` says what was found. Hooks, modes and
+    Names are those of the model's state dict: for models of transformers that are saved under other
+    names (Mixtral), use ``from_pretrained`` (:func:`enable_from_pretrained`). Quantised weights are
+    refused. ``model.sparsify_report`` says what was found. Hooks, modes and
     frozen parameters are those of the dense model.
 
     Parameters
@@ -111,6 +119,7 @@ def load_sparse_(
     True
     """
     state = from_compressed_tensors(_read_state(source))
+    split_where_named(model, state)
     report = SparsifyReport()
     if not any(name.endswith((_ENDING, BITS)) for name in state):
         state, report = _of_zeros(model, state)
