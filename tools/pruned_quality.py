@@ -188,7 +188,7 @@ def pruned_bytes(model: nn.Module, item: int) -> tuple[int, int]:
         if isinstance(layer, KeepsDense):
             lists = [part for part in layer._buffers.values() if part is not None]
             kept += layer.weight.numel() * item + sum(part.nbytes for part in lists)
-            dense += layer.in_features * layer.out_features * item  # type: ignore[operator]
+            dense += int(layer.to_dense().numel()) * item
     return kept, dense
 
 

@@ -51,8 +51,10 @@ def test_gradients_can_be_differentiated_again():
     assert torch.autograd.gradcheck(product, (x, layer.weight), check_forward_ad=True)
 
 
-def test_transforms_of_torch_func():
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_transforms_of_torch_func(mode):
     layer = layer_of()
+    getattr(layer, mode)()
     x = torch.randn(5, 64)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
     parameters = dict(layer.named_parameters())
@@ -60,6 +62,9 @@ def test_transforms_of_torch_func():
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(layer, parameters, (x,)).square().sum()
 
+    both = {name: torch.stack([part.detach()] * 2) for name, part in parameters.items()}
+    several = torch.func.vmap(torch.func.functional_call, (None, 0, None))(layer, both, (x,))
+    torch.testing.assert_close(several[1], layer(x))
     each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
     torch.testing.assert_close(
         each["weight"].sum(0), torch.func.grad(loss)(parameters, x)["weight"]
@@ -186,6 +191,21 @@ def test_compiles_without_graph_breaks(mode):
         torch.testing.assert_close(compiled(x), layer(x))
         layer.weight.mul_(2)
         torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_traces_and_inference_mode(mode):
+    layer, x = layer_of(), torch.randn(5, 64)
+    getattr(layer, mode)()
+    expected = layer(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.trace(layer, x)(x), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), expected)
+    layer.requires_grad_(False)
+    y = x.clone().requires_grad_()
+    layer(y).sum().backward()
+    torch.testing.assert_close(y.grad, layer.to_dense().sum(0).expand(5, 64))
 
 
 def test_exports():

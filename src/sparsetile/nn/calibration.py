@@ -132,7 +132,7 @@ def calibrate(
             "calibrate", "model", "a torch.nn.Module", type(model).__name__, "Pass the model"
         )
     names = names_of(model)
-    layers = {
+    layers: dict[nn.Module, str] = {
         module: given[0]
         for module, given in names.items()
         if isinstance(module, (nn.Linear, KeepsDense))
@@ -223,7 +223,7 @@ def _in_sequence(
                 stage(*arguments, **named)
         norms |= _norms(found)
         known = dataclasses.replace(config, norms=norms)
-        backup: list[tuple[nn.Parameter, Tensor]] = []
+        backup: list[tuple[Tensor, Tensor]] = []
         try:
             for layer in here:
                 share = shares.get(layer) if isinstance(layer, nn.Linear) else None

@@ -37,7 +37,8 @@ def keeps_dense(module: KeepsDense) -> bool:
 class KeepsDense(nn.Module):
     """A pruned layer that may keep a dense copy of its weight; subclasses have ``to_dense``."""
 
-    weight: Tensor
+    weight: nn.Parameter
+    bias: Any  # a Parameter or None
     prefer: str
     # Whether a CUDA graph writes the copy again at each replay, and so follows the weight.
     _rewritten_by_graphs = True

@@ -33,7 +33,7 @@ from sparsetile.nn.masks import (
     spread,
     unpack_bits,
 )
-from sparsetile.plan.modes import any_autocast, outside_modes, plain_call
+from sparsetile.plan.modes import any_autocast, outside_modes, plain_call, transforming
 
 __all__ = ["MaskedLinear"]
 
@@ -472,6 +472,8 @@ class MaskedLinear(KeepsDense):
         apart = tracked or any_autocast()  # more than one product without gradients
         if (
             self.training
+            or transforming()
+            or torch.jit.is_tracing()
             or (tracked and weight.requires_grad)
             or (compiling and (apart or torch.compiler.is_exporting()))
         ):

@@ -53,9 +53,10 @@ class Made:
     method: str
     key: Hashable
     nbytes: int
-    product: Callable[[Tensor, Tensor | None], Tensor]
+    product: Callable[[Tensor, Tensor | None], Tensor] | None  # None: dense after all
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        assert self.product is not None  # `made_for` returns no others
         return self.product(x, bias)
 
 
@@ -120,7 +121,7 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
             made = _MAKERS[method](layer, key)
             settle(device)
             layer._made[method] = made
-    return None if made.method == "dense" else made
+    return None if made.product is None else made
 
 
 @torch.no_grad()
@@ -143,7 +144,7 @@ def _planned(layer: Layer, key: Hashable) -> Made:
     matrix = layer.to_dense().to_sparse_csr()
     made = plan(matrix, n=_PLANNED[matrix.device.type])
     if made.system == "dense":  # torch's product without the plan's copies is faster
-        return Made("dense", key, 0, functional.linear)
+        return Made("dense", key, 0, None)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         return made.linear(x, bias=bias)

@@ -70,7 +70,7 @@ def _classes() -> type[Any]:
         """Which layers are pruned: name -> pattern, block and number of kept blocks or weights."""
 
         def __init__(self, layers: Mapping[str, Any] | None = None, **others: Any) -> None:
-            self.quant_method = METHOD
+            self.quant_method: Any = METHOD
             self.layers = dict(layers or {})
             self._model: Any = None
 
@@ -99,12 +99,14 @@ def _classes() -> type[Any]:
         requires_calibration = True
 
         def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
-            _replace(model, self.quantization_config.layers)
+            config: Any = self.quantization_config
+            _replace(model, config.layers)
             return model
 
         def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> nn.Module:
             own_weights(model)
-            self.quantization_config.follow(model)
+            config: Any = self.quantization_config
+            config.follow(model)
             return model
 
         def is_serializable(self, *_: Any, **__: Any) -> bool:

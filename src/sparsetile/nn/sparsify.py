@@ -8,7 +8,7 @@ put in: a call that fails leaves the model unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
@@ -198,7 +198,7 @@ def densify_(model: _Model) -> _Model:
     }
     _check_dense(model, names, joined)
     change = Replacements()
-    weights: dict[tuple[int, ...], tuple[Pruned, Tensor]] = {}
+    weights: dict[tuple[int, ...], tuple[Pruned, nn.Parameter]] = {}
     for module in names:
         if isinstance(module, (SparseLinear, MaskedLinear)) and module not in joined:
             change[module] = _dense(module, names[module][0], weights)
@@ -217,13 +217,14 @@ def densify_(model: _Model) -> _Model:
 
 
 def _dense(
-    layer: Pruned, name: str, weights: dict[tuple[int, ...], tuple[Pruned, Tensor]]
+    layer: Pruned, name: str, weights: dict[tuple[int, ...], tuple[Pruned, nn.Parameter]]
 ) -> nn.Module:
     """A dense layer with the same results; layers with tied weights share one weight."""
     made = layer.to_linear()
     if layer.bias is not None:
         made.bias = layer.bias
-    first = weights.setdefault(place_of(layer.weight), (layer, made.weight))
+    own: Any = made.weight
+    first = weights.setdefault(place_of(layer.weight), (layer, own))
     if first[0] is not layer:
         if not _alike(first[0], layer):
             raise _tied(name)
@@ -270,6 +271,7 @@ def _check_dense(
                     f"{name} made by hand", "Call split() on it",
                 )  # fmt: skip
             continue
+        assert isinstance(module, KeepsDense)
         if has_tensor_hooks(module.weight) or (
             module in joined and (has_hooks(module) or has_tensor_hooks(module.bias))
         ):
