@@ -137,6 +137,21 @@ def test_a_plan_multiplies_large_sparse_weights_on_a_cpu(constants):
     assert layer.train().memory()["other copies"] == 0
 
 
+def test_a_plan_that_is_dense_is_not_kept(constants, monkeypatch):
+    from sparsetile.nn import host_choice, masked_product
+
+    class Dense:
+        system = "dense"
+
+    constants(host_choice, _PLAN_CELLS=1)
+    monkeypatch.setattr(masked_product, "plan", lambda matrix, n: Dense())
+    layer, x = layer_of(sparsity=0.95).eval(), torch.randn(7, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), functional.linear(x, layer.to_dense(), layer.bias))
+    assert layer.method(7) == "dense"
+    assert layer.memory()["other copies"] == 0 and layer.memory()["dense copy"] > 0
+
+
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "state dict", "assigned"])
 def test_copies_have_the_same_results(way):
     layer, x = layer_of().eval(), torch.randn(3, 64)

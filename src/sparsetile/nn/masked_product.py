@@ -41,7 +41,7 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _FEW_SYSTEMS = ("bitmap",)
 _FEW_TOKENS = 64
 # Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
-_SEMI_STRUCTURED_FLOPS = 2**39
+_SEMI_STRUCTURED_FLOPS = 5.5e11
 # Tokens that a plan is made for; it multiplies any number.
 _PLANNED = {"cuda": 1, "cpu": 16}
 
@@ -63,11 +63,12 @@ class Made:
 def _semi_structured_pays(rows: int, cols: int, tokens: int) -> bool:
     """Whether torch's 2:4 product is faster than its dense one on a GPU.
 
-    On an H200 (torch 2.11, cuSPARSELt, five layers of Llama-3-8B's and Qwen2.5-7B's sizes; BF16,
-    development readings) its kernels take 0.65 to 0.83 of the dense time from 1024 tokens, and 1.2
-    to 3.5 times the dense time up to 256. But each call costs the host 0.5 to 0.9 ms, so it pays
+    On an H200 (torch 2.11, cuSPARSELt, five layers of Llama-3-8B's and Qwen2.5-7B's sizes, BF16,
+    development readings) its kernels take 0.65 to 0.86 of the dense time from 1024 tokens, and 1.7
+    to 3.3 times the dense time up to 128. But each call costs the host 0.5 to 0.9 ms, so it pays
     from products of about as long: 18944x3584 with 4096 tokens takes 0.59 ms, dense 0.73 ms; 4096
-    x14336 takes 0.68 ms, dense 0.59 ms; with 16384 tokens all of them gain 1.1 to 1.5.
+    x14336 takes 0.68 ms, dense 0.59 ms, and 4096x4096 with 16384 tokens 0.86 and 0.79 ms. With
+    16384 tokens the four larger layers gain 1.17 to 1.47.
     """
     return 2 * rows * cols * tokens >= _SEMI_STRUCTURED_FLOPS
 
@@ -85,7 +86,16 @@ def _takes_semi_structured(layer: Layer) -> bool:
 
 
 def method_of(layer: Layer, tokens: int) -> str:
-    """Return the method of a layer in eval mode for a number of tokens: dense, 2:4 or plan."""
+    """Return the method of a layer in eval mode for a number of tokens: dense, 2:4 or plan.
+
+    ``plan`` may become ``dense`` once the plan is made.
+    """
+    method = _predicted(layer, tokens)
+    made: Made | None = layer._made.get(method)
+    return method if made is None else made.method
+
+
+def _predicted(layer: Layer, tokens: int) -> str:
     weight: Tensor = layer.weight
     rows, cols = layer.out_features, layer.in_features
     if layer.prefer != "speed" or not weight.numel() or not tokens:
@@ -108,7 +118,7 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
     It is kept until the weight may have changed. A capture uses the one that was current before it,
     or else multiplies dense.
     """
-    method = method_of(layer, tokens)
+    method = _predicted(layer, tokens)
     if method == "dense" or not keeps_dense(layer):
         return None
     device = layer.weight.device
@@ -143,7 +153,8 @@ def _semi_structured(layer: Layer, key: Hashable) -> Made:
 def _planned(layer: Layer, key: Hashable) -> Made:
     matrix = layer.to_dense().to_sparse_csr()
     made = plan(matrix, n=_PLANNED[matrix.device.type])
-    if made.system == "dense":  # torch's product without the plan's copies is faster
+    known = matrix.device.type == "cpu" or made.system in _FEW_SYSTEMS
+    if made.system == "dense" or not known:  # torch's product without the plan's copies
         return Made("dense", key, 0, None)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
