@@ -86,7 +86,7 @@ def test_weights_whose_writes_torch_does_not_count_have_none():
 
 
 def test_what_a_captured_graph_writes_is_kept_and_not_taken_for_filled(layer, monkeypatch):
-    monkeypatch.setattr("sparsetile.nn.linear.capturing", lambda device: True)
+    monkeypatch.setattr("sparsetile.nn.dense_copy.capturing", lambda device: True)
     captured = layer._dense_copy()
     monkeypatch.undo()
     layer.train()

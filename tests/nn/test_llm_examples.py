@@ -39,3 +39,28 @@ def test_the_prefill_example_runs_a_model_of_transformers(capsys):
     assert "over dense" in out and "MB" in out
     assert found.difference < 1e-3
     assert found.sparse_bytes < found.dense_bytes
+
+
+def test_perplexities_of_every_way_are_printed(capsys):
+    pytest.importorskip("transformers")
+    words = ["--tiny", "--length", "32", "--windows", "4", "--calibration", "2", "--block", "16"]
+    found = load_example("evaluate_pruned").main([*words, "--sparsity", "0.5,0.9"])
+    assert [outcome.way for outcome in found] == [
+        "dense", "unstructured, 50%, magnitude", "unstructured, 90%, magnitude",
+        "unstructured, 50%, wanda", "unstructured, 90%, wanda", "2:4, 50%, magnitude",
+        "2:4, 50%, wanda", "blocks of 16, 50%, magnitude", "blocks of 16, 90%, magnitude",
+        "blocks of 16, 50%, wanda", "blocks of 16, 90%, wanda",
+    ]  # fmt: skip
+    assert all(outcome.perplexity > 1 for outcome in found)
+    assert [round(outcome.bytes, 2) for outcome in found[:3]] == [1.0, 0.53, 0.13]  # float32
+    assert len(capsys.readouterr().out.splitlines()) == len(found)
+
+
+def test_a_text_that_is_too_short_is_refused(capsys):
+    pytest.importorskip("transformers")
+    with pytest.raises(SystemExit):
+        load_example("evaluate_pruned").main(["--tiny", "--length", "4096"])
+    assert "shorten --length or --calibration" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        load_example("evaluate_pruned").main([])
+    assert "pass --model and --text, or --tiny" in capsys.readouterr().err

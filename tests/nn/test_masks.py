@@ -26,7 +26,7 @@ def test_rejects_masks_that_are_not_whole_blocks(mask):
     text = (
         r"SparseLinear\.from_dense: mask must be made of whole blocks of 64x64, got 4 of 4 blocks "
         r"\(100 %\) partly kept\. Keep or drop whole blocks, for example with sparsity=0\.9; for "
-        r"other masks, call st\.plan on the masked weight"
+        r"other masks, use SparseConfig\(pattern=\"unstructured\"\) or MaskedLinear\.from_linear"
     )
     with pytest.raises(ValueError, match=text):
         SparseLinear.from_dense(torch.ones(128, 128), mask=mask)

@@ -243,7 +243,7 @@ BAD = [
     (
         lambda: load_sparse_(model_of(), model_of().state_dict()),
         ValueError,
-        "weights of a model that sparsify_ pruned, got dense weights only",
+        "weights of a pruned model, got dense weights only",
     ),
     (lambda: load_sparse_(model_of(), "nowhere"), ValueError, "source must be a state dict, a"),
     (

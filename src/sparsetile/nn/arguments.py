@@ -122,24 +122,22 @@ def check_weight(name: str, weight: Any) -> None:
         )  # fmt: skip
 
 
-def check_input(x: Any, weight: Tensor, in_features: int) -> None:
+def check_input(x: Any, weight: Tensor, in_features: int, layer: str = "SparseLinear") -> None:
     """Raise for an x that does not fit the weights as they are multiplied."""
     if not isinstance(x, Tensor):
-        raise type_error(
-            "SparseLinear", "x", "a torch tensor", type(x).__name__, "Convert it first"
-        )
+        raise type_error(layer, "x", "a torch tensor", type(x).__name__, "Convert it first")
     if x.dim() < 1 or x.shape[-1] != in_features:
         raise value_error(
-            "SparseLinear", "x", f"of shape [..., {in_features}]", tuple(x.shape),
+            layer, "x", f"of shape [..., {in_features}]", tuple(x.shape),
             "The last dimension is in_features of the layer",
         )  # fmt: skip
     if x.device != weight.device:
         raise value_error(
-            "SparseLinear", "x", f"on {weight.device} like the weight", x.device,
+            layer, "x", f"on {weight.device} like the weight", x.device,
             "Move one of them with .to(device)",
         )  # fmt: skip
     if x.dtype != weight.dtype:
         raise type_error(
-            "SparseLinear", "x", f"{weight.dtype} like the weight", x.dtype,
+            layer, "x", f"{weight.dtype} like the weight", x.dtype,
             f"Call x.to({weight.dtype}), or use torch.autocast",
         )  # fmt: skip

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.nn.dense_copy import KeepsDense
+from sparsetile.nn.experts import why_not_split
 from sparsetile.nn.hooks import has_state_hooks, has_tensor_hooks
-from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.replacement import names_of, place_of, tensor_owners
 
 __all__ = ["Choice", "Filter", "SparsifyReport", "chosen_layers", "why_not_pruned"]
@@ -28,7 +29,7 @@ _ADVICE = "pass a filter_fn that is true for it to prune it"
 class SparsifyReport:
     """What :func:`sparsify_` did with each layer that has weights of two dimensions or more."""
 
-    pruned: dict[str, str] = field(default_factory=dict)  # layer name -> how many blocks are kept
+    pruned: dict[str, str] = field(default_factory=dict)  # layer name -> what is kept
     skipped: dict[str, str] = field(default_factory=dict)  # module name -> why it stays dense
 
     def __str__(self) -> str:
@@ -106,7 +107,7 @@ def _why_other(module: nn.Module) -> tuple[str, bool] | None:
     kind = type(module).__name__
     if isinstance(module, parametrize.ParametrizationList):
         return None  # its layer is reported
-    if isinstance(module, SparseLinear):
+    if isinstance(module, KeepsDense):
         return "it is sparse already", False
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "an embedding", False
@@ -118,7 +119,8 @@ def _why_other(module: nn.Module) -> tuple[str, bool] | None:
     if not convolution and any(
         len(shape) == 3 and shape[0] > 1 and min(shape[1:]) >= _SMALLEST for shape in shapes
     ):
-        return f"weights of three dimensions, as experts of a mixture have ({kind})", True
+        advice = ": call split_experts_ first" if why_not_split(module) is None else ""
+        return f"weights of three dimensions, as experts of a mixture have ({kind}){advice}", True
     if any(len(shape) > 1 for shape in shapes):
         return f"its class is {kind}, not torch.nn.Linear", False
     return None

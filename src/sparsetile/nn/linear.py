@@ -12,7 +12,6 @@ FP8 in ``fp8_blocks.py`` and the choice of blocks in ``pruning.py``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
 from typing import Any, Self
 
 import torch
@@ -20,29 +19,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.epoch import epoch
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.core.streams import capturing, record_stream, refuse_capture, settle
+from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
-from sparsetile.intake.csr import FP8
-from sparsetile.intake.identity import tensor_key
 from sparsetile.layers import block_linear as operators
 from sparsetile.layers.block_layer import ACTIVATIONS, activate
 from sparsetile.nn import pruning
 from sparsetile.nn.arguments import check_input, check_weight, checked_keep
-from sparsetile.nn.fp8_blocks import quantized, scaled
-from sparsetile.nn.linear_binding import BUILDING, Bound, keeps_dense, rebound, version_of
+from sparsetile.nn.block_state import EXPONENT, LISTS, BlockState
+from sparsetile.nn.criteria import scores_of
+from sparsetile.nn.dense_copy import BUILDING, keeps_dense
+from sparsetile.nn.host_choice import blocks_on_host
+from sparsetile.nn.linear_binding import Bound, rebound, version_of
 from sparsetile.plan.modes import outside_modes, unwatched_call
 
 __all__ = ["SparseLinear"]
 
 _PREFERENCES = ("speed", "memory")
-_LISTS = ("block_row_ptr", "block_col_idx")
-_EXPONENT = "weight_exponent"
-# Attributes that are derived from parameters and buffers.
-_MADE = (
-    "_flat", "_recipe", "_flat_key", "_flat_memory", "_dense", "_dense_key", "_bound", "_captured",
-)  # fmt: skip
 # Warnings already shown: each reason is shown once.
 _warned: set[str] = set()
 
@@ -53,7 +46,7 @@ def _say_once(text: str) -> None:
         warnings.warn(text, UserWarning, stacklevel=4)
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(BlockState):
     """A block-sparse linear layer Y = X·Wᵀ + bias.
 
     Make it with :meth:`from_linear` or :meth:`from_dense`. The constructor draws random weights for
@@ -61,7 +54,7 @@ class SparseLinear(nn.Module):
     one kernel reads X and writes Y. Up to 16 tokens, another kernel runs, on sm_80 and later. If
     the dense product is predicted to be faster, torch multiplies a dense copy of the weight. If no
     kernel supports the call, the layer computes a masked dense product and warns once, with the
-    reason. On a CPU, torch multiplies the kept blocks.
+    reason. On a CPU, torch multiplies the kept blocks, or a dense copy where that is faster.
 
     Every cell of a kept block is a weight, even if it is zero. So an Inf or NaN in X reaches every
     output that has a kept block at that input. If torch multiplies the dense weight, it reaches all
@@ -148,9 +141,9 @@ class SparseLinear(nn.Module):
             self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        for name, part in zip(_LISTS, lists, strict=True):
+        for name, part in zip(LISTS, lists, strict=True):
             self.register_buffer(name, part)
-        self.register_buffer(_EXPONENT, None)
+        self.register_buffer(EXPONENT, None)
         self._forget()
 
     @classmethod
@@ -205,6 +198,7 @@ class SparseLinear(nn.Module):
         cls, weight: Tensor, bias: Tensor | None = None, *, sparsity: float | None = None,
         method: str = "magnitude", mask: Tensor | None = None, block: int = 64,
         activation: str = "none", prefer: str = "speed", generator: torch.Generator | None = None,
+        norms: Tensor | None = None,
     ) -> Self:  # fmt: skip
         """Keep blocks of a dense weight [out_features, in_features].
 
@@ -215,12 +209,14 @@ class SparseLinear(nn.Module):
         sparsity : float, optional
             Share of the blocks to drop, at least 0 and below 1. When None, the layer keeps the
             blocks of ``mask``, or else all nonzero blocks.
-        method : {"magnitude", "random", "mask"}
+        method : {"magnitude", "wanda", "random", "mask"}
             Which blocks are kept; see :class:`SparseConfig`.
         mask : Tensor of bool, optional
             One value per weight, or one per block. Each block must be kept or dropped as a whole.
         generator : torch.Generator, optional
             For ``method="random"``; on the CPU.
+        norms : Tensor [in_features], optional
+            Norms of the layer's inputs, for ``"wanda"``; see :func:`calibrate`.
 
         Examples
         --------
@@ -244,9 +240,12 @@ class SparseLinear(nn.Module):
             )
         if sparsity is None or mask is not None:
             method = "mask"
+        scores = None
+        if method == "wanda":
+            scores, method = scores_of(name, weight.detach(), method, norms), "magnitude"
         keep = pruning.kept_blocks(
             name, weight.detach(), block, sparsity=sparsity, method=method, mask=mask,
-            generator=generator,
+            generator=generator, scores=scores,
         )  # fmt: skip
         shape = (int(weight.shape[0]), int(weight.shape[1]))
         pattern = BlockPattern.from_mask(keep, shape, block)
@@ -377,13 +376,7 @@ class SparseLinear(nn.Module):
             )  # fmt: skip
         rows, cols = self.pattern.grid
         count = pruning.kept_count(rows * cols, share)
-        if optimizer is not None and self.weight.requires_grad:
-            groups = optimizer.param_groups
-            if not any(part is self.weight for group in groups for part in group["params"]):
-                raise value_error(
-                    "SparseLinear.prune_", "optimizer", "one that has the layer's weight",
-                    "an optimiser of other parameters", "Make it after sparsify_, or omit it",
-                )  # fmt: skip
+        pruning.check_optimizer("SparseLinear.prune_", self.weight, optimizer)
         if count >= self.weight.shape[0]:
             return self
         kept = pruning.largest_blocks(self.weight, count)
@@ -398,111 +391,26 @@ class SparseLinear(nn.Module):
         self._forget()
         return self
 
-    # -- FP8 ------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def quantize_(self) -> Self:
-        """Round the kept weights to FP8 (E4M3), with one power-of-two scale per block.
-
-        This halves the bytes of 16-bit weights. Afterwards they have no gradient. Products convert
-        them exactly to the dtype of x, which is not rounded. The kernel for up to 16 tokens
-        converts in registers (blocks of 64 or a multiple, inference). Otherwise each call converts
-        all blocks first. ``.to(dtype)`` with another dtype converts them permanently.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from sparsetile.nn import SparseLinear
-        >>> layer = SparseLinear.from_linear(torch.nn.Linear(128, 128), sparsity=0.5).quantize_()
-        >>> layer
-        SparseLinear(in_features=128, out_features=128, bias=True, block=64, kept=2/4, weight=FP8)
-        >>> layer(torch.randn(3, 128)).dtype
-        torch.float32
-        """
-        if self.weight_exponent is not None:
-            return self
-        eight, exponent = quantized("SparseLinear.quantize_", self.weight.detach())
-        self._wide = self.weight.dtype
-        self._become_eight(eight, exponent)
-        return self
-
-    @torch.no_grad()
-    def dequantize_(self) -> Self:
-        """Undo ``quantize_``: restore the earlier dtype. The weights stay rounded.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from sparsetile.nn import SparseLinear
-        >>> layer = SparseLinear.from_linear(torch.nn.Linear(64, 64), sparsity=0.0).quantize_()
-        >>> rounded = layer.to_dense()
-        >>> torch.equal(layer.dequantize_().weight[0], rounded)
-        True
-        """
-        if self.weight_exponent is not None:
-            self.weight = nn.Parameter(self._blocks(), requires_grad=False)
-            self.weight_exponent = None
-            self._forget()
-        return self
-
-    def _become_eight(self, weight: Tensor, exponent: Tensor) -> None:
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.weight_exponent = exponent
-        self._forget()
-
-    def _wide_dtype(self) -> torch.dtype:
-        """Type of the weights as they are multiplied."""
-        return self.weight.dtype if self.weight_exponent is None else self._wide
-
-    def _blocks(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The kept weights; FP8 ones converted to ``dtype``, or to their earlier type."""
-        if self.weight_exponent is None:
-            return self.weight
-        return scaled(self.weight, self.weight_exponent, self._wide if dtype is None else dtype)
-
     # -- contents -------------------------------------------------------------------------------
 
-    @property
-    def pattern(self) -> BlockPattern:
-        """The kept blocks."""
-        unit, shape = BlockPattern.unit_of(self.block), (self.out_features, self.in_features)
-        return BlockPattern(self.block_row_ptr, self.block_col_idx, shape, unit)
-
-    @property
-    def sparsity(self) -> float:
-        """Share of the blocks that are dropped.
+    def method(self, tokens: int) -> str:
+        """Return what multiplies this many tokens without gradients: blocks, few or dense.
 
         Examples
         --------
         >>> import torch
         >>> from sparsetile.nn import SparseLinear
-        >>> SparseLinear(128, 128, torch.eye(2, dtype=torch.bool)).sparsity
-        0.5
+        >>> SparseLinear.from_linear(torch.nn.Linear(64, 64), sparsity=0.0).eval().method(1)
+        'dense'
         """
-        rows, cols = self.pattern.grid
-        return 1.0 - self.weight.shape[0] / max(rows * cols, 1)
-
-    def memory(self) -> dict[str, int]:
-        """Return the bytes of each part; ``dense copy`` is 0 until a call needs it.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from sparsetile.nn import SparseLinear
-        >>> layer = SparseLinear.from_linear(torch.nn.Linear(640, 640), sparsity=0.9)
-        >>> parts = layer.memory()
-        >>> parts["weight"] / (640 * 640 * 4)
-        0.1
-        """
-        derived = [] if self._flat is None else self._flat[2:]
-        return {
-            "weight": self.weight.nbytes
-            + (0 if self.weight_exponent is None else self.weight_exponent.nbytes),
-            "bias": 0 if self.bias is None else self.bias.nbytes,
-            "pattern": self.block_row_ptr.nbytes + self.block_col_idx.nbytes,
-            "derived pattern": sum(part.nbytes for part in derived),
-            "dense copy": 0 if self._dense is None else self._dense.nbytes,
-        }
+        weight, dtype = self.weight, self._wide_dtype()
+        if weight.device.type != "cpu":
+            self._ready()
+            layer, bias = operators.block_layer(self._recipe), self.bias is not None
+            return layer.method(tokens, dtype, weight.device, bias, keeps_dense(self))
+        cells = self.in_features * self.out_features
+        kept = blocks_on_host(cells, weight.numel(), tokens, dtype.itemsize)
+        return "blocks" if kept or not keeps_dense(self) else "dense"
 
     def extra_repr(self) -> str:
         rows, cols = self.pattern.grid
@@ -522,88 +430,15 @@ class SparseLinear(nn.Module):
         self._recipe = ""
         self._flat_key: tuple[Any, ...] = ()
         self._flat_memory: list[Tensor] = []
-        self._dense: Tensor | None = None
-        self._dense_key: Hashable = None
         self._bound: Bound | None = None
-        # Captured CUDA graphs have these addresses.
-        self._captured: list[object] = self.__dict__.get("_captured", [])
+        self._forget_dense()
 
     def train(self, mode: bool = True) -> Self:
         """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""
         super().train(mode)
-        self._dense_key = None
-        if not any(each is self._dense for each in self._captured):
-            self._dense = None
         if self._bound is not None:
             self._bound.layer.allow_dense(keeps_dense(self))
         return self
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        exponent = self.weight_exponent
-        if exponent is not None and self.weight.dtype is not FP8:  # .half(), .to(torch.bfloat16)
-            with torch.no_grad():
-                self.weight.copy_(scaled(self.weight, exponent, self.weight.dtype))
-            self.weight_exponent = None
-        self._forget()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget()
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        """Load a state dict of any pattern of this size, or the kept blocks of a dense one."""
-        weight = state_dict.get(f"{prefix}weight")
-        lists = [state_dict.get(prefix + name) for name in _LISTS]
-        dense = isinstance(weight, Tensor) and weight.shape == (self.out_features, self.in_features)
-        exponent = state_dict.get(prefix + _EXPONENT)
-        if exponent is None:
-            self.dequantize_()
-        elif self.weight_exponent is None:
-            self._wide = self.weight.dtype
-            eight = torch.empty(self.weight.shape, dtype=FP8, device=self.weight.device)
-            self._become_eight(eight, exponent.new_zeros(len(eight), device=eight.device))
-        if dense and lists == [None, None]:
-            parts = (self.block_row_ptr, self.block_col_idx)
-            with torch.no_grad():
-                row_ptr, col_idx = (part.to(weight.device) for part in parts)
-                taken = blocks_of(weight, row_ptr, col_idx, BlockPattern.unit_of(self.block))
-            changed = {f"{prefix}weight": taken}
-            changed |= {prefix + name: part for name, part in zip(_LISTS, parts, strict=True)}
-            state_dict = {**state_dict, **changed}
-        elif all(isinstance(part, Tensor) for part in lists):
-            own = self.pattern
-            pattern = BlockPattern(lists[0], lists[1], own.shape, own.unit)
-            try:
-                if pattern.col_idx.device.type != "meta":
-                    pattern.check("SparseLinear.load_state_dict")
-            except ValueError as error:
-                error_msgs.append(str(error))
-                return
-            self._resize(pattern.count)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        self._forget()
-
-    def _resize(self, blocks: int) -> None:
-        """Allocate for another number of kept blocks."""
-        if blocks == self.weight.shape[0]:
-            return
-        shape = (blocks, *self.weight.shape[1:])
-        self.weight = nn.Parameter(
-            self.weight.new_empty(shape), requires_grad=self.weight.requires_grad
-        )
-        self.block_col_idx = self.block_col_idx.new_zeros(blocks)
-        if self.weight_exponent is not None:
-            self.weight_exponent = self.weight_exponent.new_zeros(blocks)
 
     @outside_modes
     def _ready(self) -> bool:
@@ -652,37 +487,6 @@ class SparseLinear(nn.Module):
             )
 
     # -- products -------------------------------------------------------------------------------
-
-    @outside_modes
-    def _dense_copy(self) -> Tensor:
-        """The dense weight. It is kept only in eval mode, until the weight may have changed, and
-        rewritten in place: CUDA graphs have its address, and rewrite it at each replay."""
-        if not keeps_dense(self):
-            return self.to_dense()
-        with BUILDING:
-            kept = self._current_dense()
-        if kept.is_cuda:  # it may be freed before this stream has read it
-            record_stream((kept,), kept.device)
-        return kept
-
-    def _current_dense(self) -> Tensor:
-        weight, kept = self.weight, self._dense
-        key: Hashable = (tensor_key(weight), epoch())
-        if kept is not None and key == self._dense_key and not capturing(weight.device):
-            return kept
-        with torch.no_grad():
-            made = self.to_dense().contiguous()
-            if kept is not None and kept.dtype is made.dtype and kept.device == made.device:
-                kept.copy_(made)
-            else:
-                kept = made
-        if capturing(weight.device):
-            self._captured.append(kept)
-            key = None  # only replays fill it
-        else:
-            settle(weight.device)
-        self._dense, self._dense_key = kept, key
-        return kept
 
     def _by_torch(self, x: Tensor, bound: Bound, bias: Tensor | None) -> Tensor | None:
         """The product if neither kernel runs: by torch; None if ``_general`` must compute it."""
@@ -736,7 +540,21 @@ class SparseLinear(nn.Module):
                     Y = self._by_torch(x, bound, bias)
                 if Y is not None:
                     return Y
+            elif self._dense_on_host(x):
+                return activate(functional.linear(x, self._dense_copy(), bias), self.activation)
         return self._general(x)
+
+    def _dense_on_host(self, x: Tensor) -> bool:
+        """Whether a CPU multiplies x faster by a dense copy of the weight."""
+        weight = self.weight
+        return (
+            x.device.type == weight.device.type == "cpu"
+            and x.dtype is weight.dtype
+            and x.shape[-1:] == (self.in_features,)
+            and keeps_dense(self)
+            and not torch.jit.is_tracing()
+            and self.method(x.shape[:-1].numel()) == "dense"
+        )
 
     def _general(self, x: Tensor) -> Tensor:
         """Through torch's operators: gradients, tracing, autocast, a CPU."""

@@ -7,45 +7,31 @@ written into them is read by the next call.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from sparsetile.core.streams import settle
-from sparsetile.intake.identity import counter_tells
 from sparsetile.launch.epilogue import readable_bias
 from sparsetile.launch.geometry import ACCESS_BYTES
 from sparsetile.layers import block_linear as operators
 from sparsetile.layers.block_layer import BoundLayer
+from sparsetile.nn.dense_copy import BUILDING, keeps_dense
 from sparsetile.plan.modes import outside_modes
 
 # A ``SparseLinear``, whose file imports this one.
 Layer: TypeAlias = Any
 
-__all__ = ["BUILDING", "Bound", "keeps_dense", "rebound", "version_of"]
+__all__ = ["Bound", "rebound", "version_of"]
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)  # subclasses may store their data elsewhere
 _FUSED_TYPES = (torch.bfloat16, torch.float16)
-
-# One lock for all layers: a bound layer that another thread reads is not replaced.
-BUILDING = threading.RLock()
 
 
 def version_of(tensor: Tensor) -> int:
     """torch's version counter; -1 for tensors of inference mode, which have none."""
     return -1 if tensor.is_inference() else tensor._version
-
-
-def keeps_dense(module: Layer) -> bool:
-    """Whether a dense copy may be kept: the weight is not trained, and its writes are counted."""
-    return (
-        module.prefer == "speed"
-        and not module.training
-        and module.weight_exponent is None
-        and counter_tells(module.weight)
-    )
 
 
 def on_gpu(tensor: Tensor) -> bool:

@@ -19,11 +19,11 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.formats.block_pattern import UNIT
 
 __all__ = [
-    "METHODS", "block_size", "drop_blocks_", "kept_blocks", "kept_count", "largest_blocks",
-    "shrink_state", "sparsity_share",
+    "METHODS", "block_scores", "block_size", "check_optimizer", "drop_blocks_", "kept_blocks",
+    "kept_count", "largest_blocks", "shrink_state", "sparsity_share",
 ]  # fmt: skip
 
-METHODS = ("magnitude", "random", "mask")
+METHODS = ("magnitude", "wanda", "random", "mask")
 # No kernel profits from smaller blocks.
 _SMALLEST = 16
 
@@ -64,6 +64,11 @@ def _block_sums(cells: Tensor, block: int) -> Tensor:
     return padded.reshape(high, block, wide, block).sum((1, 3))
 
 
+def block_scores(scores: Tensor, block: int) -> Tensor:
+    """Return what each block is worth: the sum of the squares of its weights' scores."""
+    return _block_sums(scores.square(), block)
+
+
 def kept_count(blocks: int, sparsity: float) -> int:
     """Number of kept blocks: at least one if there are any."""
     return max(min(1, blocks), round(blocks * (1.0 - sparsity)))
@@ -73,15 +78,16 @@ def kept_count(blocks: int, sparsity: float) -> int:
 def kept_blocks(
     function: str, weight: Tensor, block: int, *, sparsity: float | None = None,
     method: str = "magnitude", mask: Tensor | None = None, mask_name: str = "mask",
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | None = None, scores: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return which blocks of ``weight`` [rows, columns] are kept, bool [block rows, block columns].
 
-    Those of the largest norm (in float32; of equal ones the first), random ones, or those of
-    ``mask``, which has a value per weight or per block. ``method="mask"`` without a mask keeps the
-    nonzero blocks. Errors call the mask ``mask_name``.
+    Those of the largest norm (in float32; of equal ones the first; of ``scores``, if given, in
+    place of the weights), random ones, or those of ``mask``, which has a value per weight or per
+    block. ``method="mask"`` without a mask keeps the nonzero blocks. Errors call the mask
+    ``mask_name``.
     """
-    one_of(function, "method", method, METHODS)
+    one_of(function, "method", method, [name for name in METHODS if name != "wanda"])
     rows, cols = int(weight.shape[0]), int(weight.shape[1])
     grid = _grid((rows, cols), block)
     if method == "mask":
@@ -91,7 +97,7 @@ def kept_blocks(
     total = grid[0] * grid[1]
     count = kept_count(total, sparsity_share(function, sparsity))
     if method == "magnitude":
-        norms = _block_sums(weight.float().square(), block).flatten()
+        norms = block_scores(weight.float() if scores is None else scores, block).flatten()
         order = torch.argsort(norms, descending=True, stable=True)
     else:
         place = "cpu" if generator is None else generator.device
@@ -125,8 +131,8 @@ def _kept_by_mask(
         raise value_error(
             function, name, f"made of whole blocks of {block}x{block}",
             f"{partial} of {kept.numel()} blocks ({share:.0f} %) partly kept",
-            "Keep or drop whole blocks, for example with sparsity=0.9; for other masks, call "
-            "st.plan on the masked weight",
+            "Keep or drop whole blocks, for example with sparsity=0.9; for other masks, use "
+            'SparseConfig(pattern="unstructured") or MaskedLinear.from_linear(layer, mask=mask)',
         )  # fmt: skip
     return kept > 0
 
@@ -135,6 +141,20 @@ def largest_blocks(blocks: Tensor, count: int) -> Tensor:
     """Return the numbers of the ``count`` blocks [blocks, unit, unit] of largest norm, in order."""
     norms = blocks.float().square().sum((1, 2))
     return torch.argsort(norms, descending=True, stable=True)[:count].sort().values
+
+
+def check_optimizer(
+    function: str, weight: nn.Parameter, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Raise if an optimiser that a caller passed does not train this weight."""
+    if optimizer is None or not weight.requires_grad:
+        return
+    groups = optimizer.param_groups
+    if not any(part is weight for group in groups for part in group["params"]):
+        raise value_error(
+            function, "optimizer", "one that has the layer's weight",
+            "an optimiser of other parameters", "Make it after sparsify_, or omit it",
+        )  # fmt: skip
 
 
 # Pruned weight -> the number of blocks before each pruning, and which of them were kept.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from sparsetile.nn.dense_copy import KeepsDense
 from sparsetile.nn.hooks import take_over_hooks
-from sparsetile.nn.linear import SparseLinear
 
 __all__ = ["Replacements", "names_of", "place_of", "tensor_owners"]
 
@@ -87,4 +87,4 @@ def _choose_fast_paths(model: nn.Module) -> None:
 def _is_sparse(layer: nn.Module) -> bool:
     """Whether a linear layer of an encoder layer is not what its fast path expects."""
     parts = (getattr(layer, name, None) for name in ("linear1", "linear2"))
-    return any(isinstance(part, (SparseLinear, nn.Sequential)) for part in parts)
+    return any(isinstance(part, (KeepsDense, nn.Sequential)) for part in parts)

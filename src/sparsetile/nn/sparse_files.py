@@ -11,12 +11,20 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from sparsetile.core.errors import value_error
-from sparsetile.intake.csr import FP8
-from sparsetile.nn.layer_choice import why_not_pruned
+from sparsetile.nn.empty_layers import (
+    block_like,
+    linear_of,
+    own_weights,
+    put_joined,
+    split_where_named,
+)
+from sparsetile.nn.layer_choice import SparsifyReport, why_not_pruned
 from sparsetile.nn.linear import SparseLinear
+from sparsetile.nn.masked_linear import MaskedLinear
+from sparsetile.nn.masks import GROUP, is_two_of_four, unpack_bits
+from sparsetile.nn.pretrained import record_pretrained
+from sparsetile.nn.pruned_states import BITS, from_compressed_tensors, from_zeros, is_quantized
 from sparsetile.nn.replacement import Replacements
-from sparsetile.nn.sparsify import put_swiglu
-from sparsetile.nn.swiglu import GATE_UP, has_swiglu_parts
 
 __all__ = ["load_sparse_"]
 
@@ -77,9 +85,17 @@ def _read_state(source: Mapping[str, Tensor] | str | os.PathLike[str]) -> dict[s
 def load_sparse_(
     model: _Model, source: Mapping[str, Tensor] | str | os.PathLike[str], *, assign: bool = True
 ) -> _Model:
-    """Load the weights of a model that was pruned by :func:`sparsify_` into a dense one, in place.
+    """Load the weights of a pruned model into a dense one, in place.
 
-    The pruned layers and the positions of their blocks are read from the weights. Hooks, modes and
+    The pruned layers and what they keep are read from the weights, of
+
+    - models that :func:`sparsify_` pruned;
+    - files of compressed-tensors, ``sparse-bitmask`` and ``sparse-24-bitmask``;
+    - dense weights with zeros: blocks, 2:4 and other zeros are recognised (:func:`pattern_of`).
+
+    Names are those of the model's state dict: for models of transformers that are saved under other
+    names (Mixtral), use ``from_pretrained`` (:func:`enable_from_pretrained`). Quantised weights are
+    refused. ``model.sparsify_report`` says what was found. Hooks, modes and
     frozen parameters are those of the dense model.
 
     Parameters
@@ -102,13 +118,13 @@ def load_sparse_(
     >>> torch.equal(model(x), saved(x))
     True
     """
-    state = _read_state(source)
+    state = from_compressed_tensors(_read_state(source))
+    split_where_named(model, state)
+    report = SparsifyReport()
+    if not any(name.endswith((_ENDING, BITS)) for name in state):
+        state, report = _of_zeros(model, state)
     names = [name.removesuffix(_ENDING) for name in state if name.endswith(_ENDING)]
-    if not names:
-        raise value_error(
-            "load_sparse_", "source", "weights of a model that sparsify_ pruned",
-            "dense weights only", "Load them with load_state_dict, then call sparsify_",
-        )  # fmt: skip
+    masked = [name.removesuffix(BITS) for name in state if name.endswith(BITS)]
     change = Replacements()
     joined = {}
     for name in names:
@@ -119,19 +135,15 @@ def load_sparse_(
         if last == _JOINED:
             joined[parent] = weight
         else:
-            linear = _linear(model, name)
-            change[linear] = _like(linear, weight, weight.shape[0])
+            linear = linear_of(model, name)
+            change[linear] = block_like(linear, weight.shape[-1], weight.dtype, weight.shape[0])
+    for name in masked:
+        linear = linear_of(model, name)
+        if f"{name}.weight" not in state:
+            raise _other_weights(f"no weights {name}.weight")
+        change[linear] = _masked_like(linear, state[f"{name}.weight"], state[name + BITS])
     for parent, weight in joined.items():
-        gate, up = (_linear(model, f"{parent}.{part}") for part in GATE_UP)
-        origin = model.get_submodule(parent)
-        if not has_swiglu_parts(origin):
-            raise value_error(
-                "load_sparse_", "model", f"one whose {parent} is a SwiGLU and nothing more",
-                f"a {type(origin).__name__} with parts, weights or hooks of its own",
-                "Build the model that was saved",
-            )  # fmt: skip
-        # Without blocks: loading allocates those of both.
-        put_swiglu(change, origin, _like(gate, weight, 0), _like(up, weight, 0))
+        put_joined(change, model, parent, weight.shape[-1], weight.dtype)
     change.apply(model)
     found = model.load_state_dict(state, strict=False, assign=assign)
     if callable(tie := getattr(model, "tie_weights", None)):
@@ -142,35 +154,63 @@ def load_sparse_(
     if missing or found.unexpected_keys:
         wrong = missing or found.unexpected_keys
         raise _other_weights(f"{'no' if missing else 'unexpected'} weights {wrong[0]}")
+    for name in (*names, *masked):
+        report.pruned.setdefault(name, _kept(model.get_submodule(name)))
+    model.sparsify_report = report  # type: ignore[assignment]
+    own_weights(model)
+    record_pretrained(model)
     return model
+
+
+def _kept(layer: nn.Module) -> str:
+    assert isinstance(layer, (SparseLinear, MaskedLinear))
+    if isinstance(layer, SparseLinear):
+        return f"blocks of {layer.block}, kept {1 - layer.sparsity:.0%}"
+    return f"{layer.pattern}, kept {1 - layer.sparsity:.0%}"
+
+
+def _of_zeros(
+    model: nn.Module, state: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], SparsifyReport]:
+    """The kept part of dense weights with zeros, and which layers stay dense."""
+    quantized = is_quantized(state)
+    if quantized is not None:
+        raise value_error(
+            "load_sparse_", "source", "weights of 16 bits or more", f"quantised ones: {quantized}",
+            "Load them with transformers; quantised sparse weights are not supported",
+        )  # fmt: skip
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.Linear) and why_not_pruned(module) is None
+    ]
+    state, found = from_zeros(state, linear)
+    pruned = {name: str(kind) for name, kind in found.items() if kind.pattern != "dense"}
+    skipped = {name: str(kind) for name, kind in found.items() if kind.pattern == "dense"}
+    if not pruned:
+        raise value_error(
+            "load_sparse_", "source", "weights of a pruned model", "dense weights only",
+            "Load them with load_state_dict, then call sparsify_",
+        )  # fmt: skip
+    return state, SparsifyReport(pruned, skipped)
+
+
+def _masked_like(linear: nn.Linear, weight: Tensor, bits: Tensor) -> MaskedLinear:
+    """A replacement for a dense layer that takes this mask, in the type of the loaded weight."""
+    pattern = "unstructured"
+    if bits.device.type != "meta" and linear.in_features % GROUP[0] == 0:
+        half = linear.in_features * linear.out_features // 2
+        # At less than 2/5 kept, nearly any mask may have two of four: a plan is faster then.
+        if weight.numel() >= 0.8 * half and is_two_of_four(unpack_bits(bits, linear.in_features)):
+            pattern = "2:4"
+    made = MaskedLinear(
+        linear.in_features, linear.out_features, 0, pattern=pattern, bias=linear.bias is not None,
+        device=linear.weight.device, dtype=weight.dtype,
+    )  # fmt: skip
+    return made._train_like(linear)
 
 
 def _other_weights(found: str) -> ValueError:
     return value_error(
         "load_sparse_", "source", "the weights of this model", found, "Build the same model"
     )
-
-
-def _linear(model: nn.Module, name: str) -> nn.Linear:
-    """The dense layer of this name, which a sparse one can replace."""
-    try:
-        linear = model.get_submodule(name)
-    except AttributeError:
-        linear = None
-    reason = why_not_pruned(linear) if isinstance(linear, nn.Linear) else type(linear).__name__
-    if reason or not isinstance(linear, nn.Linear):
-        raise value_error(
-            "load_sparse_", "model", f"one with a linear layer {name}", reason,
-            "Build the model that was saved",
-        )  # fmt: skip
-    return linear
-
-
-def _like(linear: nn.Linear, weight: Tensor, blocks: int) -> SparseLinear:
-    """A replacement for a dense layer with this many blocks, in the type of the loaded weight."""
-    made = SparseLinear.of_size(
-        linear.in_features, linear.out_features, blocks, block=weight.shape[-1],
-        bias=linear.bias is not None, device=linear.weight.device,
-        dtype=linear.weight.dtype if weight.dtype is FP8 else weight.dtype,
-    )  # fmt: skip
-    return made._train_like(linear)

@@ -41,7 +41,7 @@ _TRANSFORMERS = (
 KNOWN_SWIGLUS = frozenset(
     f"transformers.models.{model}.modeling_{model}.{kind}"
     for model, kind in (name.split(".") for name in _TRANSFORMERS)
-) | {"tools.llm_decoder._SwiGLU"}
+) | {"tools.llm_decoder._SwiGLU", "sparsetile.nn.experts.Expert"}
 
 
 class SparseSwiGLU(nn.Module):

@@ -1,0 +1,197 @@
+"""What multiplies in a MaskedLinear without gradients: dense, torch's 2:4 kernels, or a plan.
+
+    dense   the dense weight, torch's product; also wherever nothing else runs
+    2:4     torch.sparse.to_sparse_semi_structured (cuSPARSELt or CUTLASS), for 2:4 on a GPU
+    plan    sparsetile.plan: on a GPU, a system for unstructured weights at few tokens; on a CPU,
+            where that was measured to be faster
+
+Each needs a form of the weight beside the kept values. So with ``prefer="memory"`` there is only
+``dense``, written out for the call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsetile.core.epoch import epoch
+from sparsetile.core.streams import capturing, settle
+from sparsetile.intake.identity import tensor_key
+from sparsetile.nn.dense_copy import BUILDING, keeps_dense
+from sparsetile.nn.host_choice import plan_on_host
+from sparsetile.plan.planner import plan
+from sparsetile.systems import SYSTEMS
+
+__all__ = ["METHODS", "Made", "made_for", "method_of", "numbered"]
+
+# A ``MaskedLinear``, whose file imports this one.
+Layer: TypeAlias = Any
+
+METHODS = ("dense", "2:4", "plan")
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+# Systems for unstructured weights at few tokens, and how many tokens that is.
+_FEW_SYSTEMS = ("bitmap",)
+_FEW_TOKENS = 64
+# Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
+_SEMI_STRUCTURED_FLOPS = 5.5e11
+# Tokens that a plan is made for; it multiplies any number.
+_PLANNED = {"cuda": 1, "cpu": 16}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A form of the weight beside the kept values, and the product with it."""
+
+    method: str
+    key: Hashable
+    nbytes: int
+    product: Callable[[Tensor, Tensor | None], Tensor] | None  # None: dense after all
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        assert self.product is not None  # `made_for` returns no others
+        return self.product(x, bias)
+
+
+def _semi_structured_pays(rows: int, cols: int, tokens: int) -> bool:
+    """Whether torch's 2:4 product is faster than its dense one on a GPU.
+
+    On an H200 (torch 2.11, cuSPARSELt, five layers of Llama-3-8B's and Qwen2.5-7B's sizes, BF16,
+    development readings) its kernels take 0.65 to 0.86 of the dense time from 1024 tokens, and 1.7
+    to 3.3 times the dense time up to 128. But each call costs the host 0.5 to 0.9 ms, so it pays
+    from products of about as long: 18944x3584 with 4096 tokens takes 0.59 ms, dense 0.73 ms; 4096
+    x14336 takes 0.68 ms, dense 0.59 ms, and 4096x4096 with 16384 tokens 0.86 and 0.79 ms. With
+    16384 tokens the four larger layers gain 1.17 to 1.47.
+    """
+    return 2 * rows * cols * tokens >= _SEMI_STRUCTURED_FLOPS
+
+
+def _takes_semi_structured(layer: Layer) -> bool:
+    """Whether torch has 2:4 kernels for a layer: 16 bits, sides a multiple of 64, sm_80 on."""
+    weight: Tensor = layer.weight
+    return (
+        layer.pattern == "2:4"
+        and weight.dtype in _SIXTEEN_BITS
+        and layer.out_features % 64 == 0
+        and layer.in_features % 64 == 0
+        and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    )
+
+
+def method_of(layer: Layer, tokens: int) -> str:
+    """Return the method of a layer in eval mode for a number of tokens: dense, 2:4 or plan.
+
+    ``plan`` may become ``dense`` once the plan is made.
+    """
+    method = _predicted(layer, tokens)
+    made: Made | None = layer._made.get(method)
+    return method if made is None else made.method
+
+
+def _predicted(layer: Layer, tokens: int) -> str:
+    weight: Tensor = layer.weight
+    rows, cols = layer.out_features, layer.in_features
+    if layer.prefer != "speed" or not weight.numel() or not tokens:
+        return "dense"
+    if weight.device.type == "cuda":
+        if _takes_semi_structured(layer) and _semi_structured_pays(rows, cols, tokens):
+            return "2:4"
+        known = any(name in SYSTEMS for name in _FEW_SYSTEMS)
+        few = tokens <= _FEW_TOKENS and weight.dtype in _SIXTEEN_BITS
+        return "plan" if known and few else "dense"
+    planned = weight.device.type == "cpu" and plan_on_host(
+        rows * cols, weight.numel(), tokens, weight.dtype.itemsize
+    )
+    return "plan" if planned else "dense"
+
+
+def made_for(layer: Layer, tokens: int) -> Made | None:
+    """Return the form of the weight for this many tokens, None for ``dense``.
+
+    It is kept until the weight may have changed. A capture uses the one that was current before it,
+    or else multiplies dense.
+    """
+    method = _predicted(layer, tokens)
+    if method == "dense" or not keeps_dense(layer):
+        return None
+    device = layer.weight.device
+    with BUILDING:
+        key: Hashable = (tensor_key(layer.weight), epoch())
+        made: Made | None = layer._made.get(method)
+        if made is None or made.key != key:
+            if capturing(device):
+                return None
+            made = _MAKERS[method](layer, key)
+            settle(device)
+            layer._made[method] = made
+    return None if made.product is None else made
+
+
+@torch.no_grad()
+def _semi_structured(layer: Layer, key: Hashable) -> Made:
+    # Its constructor warns that the class may change.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        weight: Any = torch.sparse.to_sparse_semi_structured(layer.to_dense().contiguous())
+    parts = [getattr(weight, name, None) for name in ("packed", "meta", "packed_t", "meta_t")]
+    nbytes = sum(part.nbytes for part in parts if part is not None)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    return Made("2:4", key, nbytes, product)
+
+
+@torch.no_grad()
+def _planned(layer: Layer, key: Hashable) -> Made:
+    matrix = layer.to_dense().to_sparse_csr()
+    made = plan(matrix, n=_PLANNED[matrix.device.type])
+    known = matrix.device.type == "cpu" or made.system in _FEW_SYSTEMS
+    if made.system == "dense" or not known:  # torch's product without the plan's copies
+        return Made("dense", key, 0, None)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        return made.linear(x, bias=bias)
+
+    return Made("plan", key, sum(made.info["bytes"].values()), product)
+
+
+_MAKERS: dict[str, Callable[[Layer, Hashable], Made]] = {
+    "2:4": _semi_structured, "plan": _planned,
+}  # fmt: skip
+
+# -- under torch.compile -----------------------------------------------------------------------
+
+# Layers by number: a compiled graph has the number, the operator finds the layer's copies by it.
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_LIB = torch.library.Library("sparsetile", "FRAGMENT")
+_LIB.define("masked_linear(Tensor x, Tensor weight, Tensor? bias, int layer, int rows) -> Tensor")
+
+
+def numbered(layer: Layer) -> int:
+    """Give a layer a number, by which a compiled graph names it."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
+
+
+def _masked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, rows: int) -> Tensor:
+    """The product of the layer; weight and bias are its own, so that graphs have them as inputs."""
+    return _layers[layer]._inference(x)  # type: ignore[no-any-return]
+
+
+for _key in ("CPU", "CUDA"):
+    _LIB.impl("masked_linear", _masked_linear, _key)
+
+
+@torch.library.register_fake("sparsetile::masked_linear", lib=_LIB)
+def _(x, weight, bias, layer, rows):  # type: ignore[no-untyped-def]
+    return x.new_empty((*x.shape[:-1], rows))
