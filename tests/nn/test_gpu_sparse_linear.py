@@ -8,17 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.layers.block_linear import block_layer
 from sparsetile.nn import SparseLinear
 
 
 def _ampere() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return torch.cuda.is_available() and capability(0) >= (8, 0)
 
 
 def _hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.is_available() and capability(0) == (9, 0)
 
 
 pytestmark = [

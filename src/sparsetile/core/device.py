@@ -8,13 +8,16 @@ built on a machine without its GPU assumes an H200.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from sparsetile.core import settings
+from sparsetile.core.errors import value_error
+
 __all__ = [
-    "H200", "HOST", "SMALLEST_L2_BYTES", "Machine", "capability_name", "l2_bytes", "machine",
-    "processors",
+    "H200", "HOST", "SMALLEST_L2_BYTES", "Machine", "capability", "capability_name", "l2_bytes",
+    "machine", "processors", "shared_bytes",
 ]  # fmt: skip
 
 
@@ -34,6 +37,9 @@ class Machine:
     tensor_flops_64: float
     dense_flops: float  # flops per second of a plain matrix product in 32-bit inputs
     launch: float  # shortest time of a product in seconds
+    # Bytes of shared memory that a thread block may use, and that an SM has for its blocks.
+    shared_block: int = 227 * 1024
+    shared_processor: int = 228 * 1024
 
 
 # 60 MiB of L2 is what the H200's driver reports; a product shares about 50 with everything else.
@@ -46,14 +52,58 @@ HOST = Machine("CPU", 0, 32 * 2**20, 20e9, 60e9, 100e9, 100e9, 100e9, 5e-6)
 _DRAM_SHARE = 0.875
 
 
+# KB of shared memory of an SM by compute capability (CUDA programming guide, technical
+# specifications). A thread block may use 1 KB less. Others have as much as sm_90 or sm_89, by their
+# major number: GPUs for workstations have less.
+_SHARED_KB = {(8, 0): 164, (8, 6): 100, (8, 7): 164, (8, 9): 100}
+_SHARED_KB_BY_MAJOR = {8: 100, 12: 100}
+_SHARED_KB_ELSE = 228
+
+
+def capability(device: torch.device | int) -> tuple[int, int]:
+    """Return the compute capability that kernels are made for: the GPU's, or the chosen one.
+
+    ``SPARSETILE_CAPABILITY`` chooses it; it cannot be newer than the GPU.
+    """
+    there = torch.cuda.get_device_capability(device)
+    chosen = settings.chosen_gpu()
+    if chosen is None:
+        return there
+    if chosen.capability > there:
+        raise value_error(
+            "settings", "SPARSETILE_CAPABILITY", f"at most the GPU's, {there[0]}.{there[1]}",
+            f"{chosen.capability[0]}.{chosen.capability[1]}", "Unset it or give an older one",
+        )  # fmt: skip
+    return chosen.capability
+
+
+def shared_bytes(of: tuple[int, int]) -> int:
+    """Return the bytes of shared memory of an SM of a compute capability."""
+    kilobytes = _SHARED_KB.get(of) or _SHARED_KB_BY_MAJOR.get(of[0], _SHARED_KB_ELSE)
+    return kilobytes * 1024
+
+
 @functools.cache
 def machine(device: torch.device) -> Machine:
     """Return the facts of a device."""
     if device.type != "cuda":
         return HOST
+    found, chosen = _real(device), settings.chosen_gpu()
+    if chosen is None:
+        return found
+    shared = shared_bytes(capability(device))
+    return replace(
+        found, name=f"{found.name} as {chosen.slug}", shared_block=shared - 1024,
+        processors=chosen.processors or found.processors,
+        l2_bytes=chosen.l2_bytes or found.l2_bytes, shared_processor=shared,
+    )  # fmt: skip
+
+
+def _real(device: torch.device) -> Machine:
     properties = torch.cuda.get_device_properties(device)
     if properties.name == H200.name:
         return H200
+    shared = shared_bytes(torch.cuda.get_device_capability(device))
     count = int(properties.multi_processor_count)
     share = count / H200.processors
     clock = getattr(properties, "memory_clock_rate", 0) * 1e3  # kHz -> Hz
@@ -62,7 +112,7 @@ def machine(device: torch.device) -> Machine:
     return Machine(
         properties.name, count, int(getattr(properties, "L2_cache_size", 0)) or 32 * 2**20, dram,
         max(dram, H200.l2_gather * share), H200.tensor_flops_16 * share,
-        H200.tensor_flops_64 * share, H200.dense_flops * share, H200.launch,
+        H200.tensor_flops_64 * share, H200.dense_flops * share, H200.launch, shared - 1024, shared,
     )  # fmt: skip
 
 
@@ -83,5 +133,5 @@ def l2_bytes(device: torch.device) -> int:
 
 def capability_name(device: torch.device) -> str:
     """Return the compute capability of a CUDA device as ``sm_90``."""
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = capability(device)
     return f"sm_{major}{minor}"

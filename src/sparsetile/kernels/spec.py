@@ -38,7 +38,8 @@ class KernelSpec:
         return KernelSource.make(self.file, self.name, config, self.params)
 
     def runs_on(self, arch: str) -> bool:
-        return not self.architectures or arch in self.architectures
+        """Whether a target, also a virtual one, can have this kernel."""
+        return not self.architectures or arch.replace("compute_", "sm_") in self.architectures
 
     def load(
         self, config: Mapping[str, ConfigValue], device: int, dynamic_shared: int = 0

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsetile.core.device import machine
+from sparsetile.core.device import capability, machine
 from sparsetile.formats.block_pattern import dense_of_blocks
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit.loader import (
@@ -112,7 +112,7 @@ class BlockLayer:
                 )
         elif dtype not in _SIXTEEN_BITS:
             found.append(f"takes 16 bits and TF32, not {str(dtype).removeprefix('torch.')}")
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+        if device.type != "cuda" or capability(device) != _HOPPER:
             found.append("needs a Hopper GPU (sm_90a)")
         return found
 

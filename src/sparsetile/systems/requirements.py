@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sparsetile.core.device import capability_name
+from sparsetile.core.device import capability, capability_name
 from sparsetile.engines.request import Request
 
 __all__ = ["ampere_reasons", "entry_reasons", "hopper_reasons", "tf32_reasons", "tile_reasons"]
@@ -39,7 +39,7 @@ def ampere_reasons(request: Request) -> list[str]:
     """Return why ``mma.sync`` cannot serve: an older GPU."""
     if request.device.type != "cuda":
         return []
-    if torch.cuda.get_device_capability(request.device) >= _AMPERE:
+    if capability(request.device) >= _AMPERE:
         return []
     return [f"needs sm_80 or newer, this GPU is {capability_name(request.device)}"]
 
@@ -48,6 +48,6 @@ def hopper_reasons(request: Request) -> list[str]:
     """Return why WGMMA cannot serve: another GPU than Hopper."""
     if request.device.type != "cuda":
         return []
-    if torch.cuda.get_device_capability(request.device) == _HOPPER:
+    if capability(request.device) == _HOPPER:
         return []
     return [f"needs a Hopper GPU (sm_90a), this GPU is {capability_name(request.device)}"]
