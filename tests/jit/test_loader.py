@@ -223,7 +223,7 @@ def test_a_chosen_capability_has_its_own_limit_of_shared_memory(
     code = SimpleNamespace(from_ptx=lambda ptx, name: given.append(ptx) or loaded)
     monkeypatch.setattr(cuda.core, "ObjectCode", code)
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (ok,))
-    monkeypatch.setattr(driver, "cuFuncGetAttribute", lambda *_: (ok, 512))
+    monkeypatch.setattr(driver, "cuKernelGetAttribute", lambda *_: (ok, 512))
     torch_cuda(get_device_capability=(9, 0))
     environment(SPARSETILE_CAPABILITY="8.9")
     source = SimpleNamespace(entry="toy")

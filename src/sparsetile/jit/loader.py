@@ -107,8 +107,10 @@ class LoadedKernel:
         self._local = threading.local()
         attribute = driver.CUfunction_attribute
         if compiled.virtual:  # the driver only knows the limit of the real GPU
-            _, static = driver.cuFuncGetAttribute(
-                attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self._handle
+            _, static = driver.cuKernelGetAttribute(
+                attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                driver.CUkernel(int(self._kernel.handle)),
+                driver.CUdevice(device),
             )
             most = shared_bytes(capability(device)) - 1024
             if static + dynamic_shared > most:
