@@ -15,7 +15,7 @@ from sparsetile.kernels.params import EPILOGUE, OPERANDS, ROW_BIAS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "BLOCKS_ACCESS", "BLOCKS_TYPES", "BLOCKS_UNITS", "LINEAR_BLOCKS", "BlocksTile",
+    "BLOCKS_ACCESS", "BLOCKS_TYPES", "BLOCKS_UNITS", "LINEAR_BLOCKS", "ROW_BYTES", "BlocksTile",
     "blocks_config", "choose_layer_tile",
 ]  # fmt: skip
 
