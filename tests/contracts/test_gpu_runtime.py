@@ -36,9 +36,9 @@ ours = pytest.mark.parametrize("system", OURS, ids=str)
 def _tf32(request: pytest.FixtureRequest) -> Iterator[None]:
     parameters = getattr(request.node, "callspec", None)
     system = None if parameters is None else parameters.params.get("system")
-    hopper = capability(0) == (9, 0)
-    if system is not None and system.system.architectures == "sm_90a" and not hopper:
-        pytest.skip(f"{system} needs a Hopper GPU")
+    found, needed = capability(0), None if system is None else system.system.architectures
+    if (needed == "sm_90a" and found != (9, 0)) or (needed == "sm_90 and newer" and found < (9, 0)):
+        pytest.skip(f"{system} needs {needed}")
     with tf32(system is not None and system.system.rounds_to_tf32):
         yield
 
