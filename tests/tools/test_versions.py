@@ -57,5 +57,5 @@ def test_a_pair_without_wheels_is_said_and_no_failure(monkeypatch, tmp_path: Pat
 
 
 def test_a_failed_test_is_a_failure(monkeypatch, tmp_path: Path):
-    answers(monkeypatch, pytest=1)
+    answers(monkeypatch, **{"no:cacheprovider": 1})
     assert module.main(["--python", "3.11", "--torch", "2.10.0", "--folder", str(tmp_path)]) == 1

@@ -48,7 +48,7 @@ constexpr int kChunks = kRowBytes / 16;
 constexpr int kBlockRowBytes = kUnit * kItem;
 constexpr int kSpanBytes = kBlockRowBytes < kRowBytes ? kBlockRowBytes : kRowBytes;
 constexpr int kSpanChunks = kSpanBytes / 16;
-constexpr int kTogether = kRowBytes / kSpanBytes;   // blocks in a stage
+constexpr int kTogether = kRowBytes / kSpanBytes;     // blocks in a stage
 constexpr int kPieces = kBlockRowBytes / kSpanBytes;  // stages of a block
 constexpr int kCopyRows = kThreads / kChunks;         // rows that all threads copy at once
 constexpr int kWeightBytes = kUnit * kRowBytes;
@@ -238,7 +238,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident)
     const int row = (warp % kAcross * kRowTiles + j) * 8 + 2 * t;
     const float biases[2] = {s_bias[row], s_bias[row + 1]};
     float up_biases[2] = {};
-    if constexpr (kPaired) up_biases[0] = s_bias[kUnit + row], up_biases[1] = s_bias[kUnit + row + 1];
+    if constexpr (kPaired)
+      up_biases[0] = s_bias[kUnit + row], up_biases[1] = s_bias[kUnit + row + 1];
 #pragma unroll
     for (int i = 0; i < kTokenTiles; ++i) {
 #pragma unroll
