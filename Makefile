@@ -14,7 +14,7 @@ CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
   tests/systems tests/plan/test_plan.py tests/plan/test_planner.py
 
-.PHONY: demo test check lint docs setup compile-all verify mutate clean
+.PHONY: demo test check test-versions lint docs setup compile-all verify mutate clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ test: $(STAMP) lint
 # The inner loop: lint and about a minute of tests.
 check: $(STAMP) lint
 	$(PYTEST) $(CORE)
+
+# The core tests on each pair of Python and torch that this machine and the package index have.
+test-versions: $(STAMP)
+	$(BIN)/python -m tools.versions
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

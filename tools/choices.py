@@ -8,6 +8,10 @@ For every product with the times of two systems or more, each system's model
 over that of the fastest. Matrices of the core suite, to which the model was fitted, are listed
 separately, and so are generated stand-ins. No GPU is needed: the H200's ceilings are known. DIR has
 the matrices of the records.
+
+``--as`` predicts with the constants of a GPU that nobody measured, scaled from what its driver
+reports: of an H200, or of an A100, which the GPU of the records is not. A fit that is kept for a
+GPU of that name (``SPARSETILE_TUNE_DIR``) corrects the predictions.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -27,7 +32,7 @@ from sparsetile.bench.analysis import geomean, layout_of
 from sparsetile.bench.record import Record, read_records
 from sparsetile.bench.suites import load_suite
 from sparsetile.cli.console import note, print_table
-from sparsetile.core.device import H200
+from sparsetile.core.device import H200, Machine, scaled_machine
 from sparsetile.data.catalog import load
 from sparsetile.engines.request import Request
 from sparsetile.reorder import REORDERERS
@@ -36,6 +41,21 @@ from sparsetile.tune import predict_systems
 
 # Orders of larger matrices than this take minutes.
 MOST_ENTRIES = 20_000_000
+# What drivers report: clocks in kHz, bits of the memory bus.
+FACTS = {
+    "h200": SimpleNamespace(
+        name="NVIDIA H200, scaled", multi_processor_count=132, clock_rate=1_980_000,
+        memory_clock_rate=3_201_000, memory_bus_width=6016, L2_cache_size=60 * 2**20,
+    ),
+    "a100": SimpleNamespace(
+        name="NVIDIA A100-SXM4-40GB", multi_processor_count=108, clock_rate=1_410_000,
+        memory_clock_rate=1_215_000, memory_bus_width=5120, L2_cache_size=40 * 2**20,
+    ),
+}  # fmt: skip
+CEILINGS = {
+    "h200": scaled_machine(FACTS["h200"], (9, 0)),
+    "a100": scaled_machine(FACTS["a100"], (8, 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -119,8 +139,9 @@ def collect(
 
 
 def choices(
-    ours: dict[Product, dict[str, float]], best: dict[Product, float], data: Path
-) -> Iterator[Choice]:
+    ours: dict[Product, dict[str, float]], best: dict[Product, float], data: Path,
+    ceilings: Machine = H200,
+) -> Iterator[Choice]:  # fmt: skip
     """Yield the model's choice for each product, matrix by matrix."""
     by_matrix: dict[str, list[Product]] = defaultdict(list)
     for product in ours:
@@ -137,7 +158,7 @@ def choices(
                 n=product.n,
                 dtype=getattr(torch, product.dtype),
                 permutation=orders[product.order],
-                ceilings=H200,
+                ceilings=ceilings,
             )
             given = dataclasses.replace(product, order="identity")
             yield Choice(
@@ -191,11 +212,13 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE.jsonl")
     parser.add_argument("--data", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--as", dest="ceilings", choices=sorted(CEILINGS), metavar="GPU")
     given = parser.parse_args(words)
     torch.backends.cuda.matmul.allow_tf32 = True  # the records of tiles in float32 are TF32
     try:
         records = [record for path in given.records for record in read_records(path)[0]]
-        found = list(choices(*collect(records), given.data))
+        ceilings = H200 if given.ceilings is None else CEILINGS[given.ceilings]
+        found = list(choices(*collect(records), given.data, ceilings))
     except (OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     print_table(

@@ -88,6 +88,7 @@ SUITES = {
         "kAtomic",
     ),
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
+    "mma": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_blocks"),
     "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
     "edges": Suite(
         tuple(f"tests/nn/test_gpu_{layer}.py" for layer in ("gatv2", "transformer", "gine")),
@@ -268,6 +269,15 @@ upper.z, lower.z, upper.w, lower.w => upper.z, lower.z, upper.w, lower.z  # one 
 int w = 1; w < kGroup => int w = 1; w < kGroup - 1  # forgets the last warp's sums
 warp / kGroup * p.pair_block_rows => 0  # the gate in place of up
 if (token >= p.n || row < 0) continue; => if (row < 0) continue;  # tokens past the last
+[block_sparse/linear_blocks.cu, mma]
+kStages - 2>(); => kStages - 1>();  # reads a stage that is under way
+chunk ^ (row % 8) => chunk  # copies to other places than are read
+at * kTogether + chunk / kSpanChunks => at * kTogether  # the first block of a stage twice
+inside && first_token + row + r < p.n => inside  # tokens past the last
+w[j / 2][j % 2 * 2 + 1] => w[j / 2][j % 2 * 2]  # eight columns of k twice
+kUnit + row + 1] => kUnit + row]  # one bias of up for two rows
+sum[kParts - 1][i][j][half => sum[0][i][j][half  # the gate in place of up
+round_tf32(word[0]) => word[0]  # truncates X
 [attention/gat.cuh, gat]
 raw > 0.0f ? 1.0f : slope => raw > 0.0f ? slope : 1.0f  # slopes of the other side
 entry * p.heads + head => entry + head  # another entry's dropout

@@ -18,6 +18,8 @@ from tools.parts import changed_parts
 # Proofs of a release: on a CPU, and for each GPU that has a verify.json.
 RELEASE_ON_CPU = ("fuzz", "mutations_host")
 RELEASE = ("fuzz", "stress", "soak", "checkers", "mutations")
+# And for each capability that a GPU was treated as (SPARSETILE_CAPABILITY).
+RELEASE_AS = ("verify", "fuzz", "checkers")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def _commits_since(root: Path, moment: datetime) -> int | None:
 
 
 def _age(path: Path, root: Path) -> Age:
-    name = f"{path.parent.name}/{path.stem}"
+    name = path.relative_to(root / "results").with_suffix("").as_posix()
     try:
         record: dict[str, Any] = json.loads(path.read_text())
         # Each checker has a date of its own.
@@ -78,4 +80,6 @@ def ages(root: Path) -> list[Age]:
     paths = [results / "cpu" / f"{name}.json" for name in RELEASE_ON_CPU]
     for path in sorted(results.glob("*/verify.json")):
         paths += [path, *(path.with_name(f"{name}.json") for name in RELEASE)]
+        for folder in sorted(path.parent.glob("as-*")):
+            paths += [folder / f"{name}.json" for name in RELEASE_AS]
     return [_age(path, root) for path in paths]

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from sparsetile.check.environment import driver_version, gpu_slug, nvrtc_text
+from sparsetile.core import settings
 from sparsetile.core.errors import value_error
 from sparsetile.jit import device_arch
 from tools.gpu_tests import GpuTests
@@ -136,11 +137,13 @@ def machine_facts() -> dict[str, Any]:
             "verify", "machine", "one with a CUDA GPU that torch can use", "none",
             "Run `sparsetile doctor` to see what is missing",
         )  # fmt: skip
-    properties = torch.cuda.get_device_properties(0)
+    properties, chosen = torch.cuda.get_device_properties(0), settings.chosen_gpu()
+    slug = gpu_slug(properties.name)
     return {
         "gpu": {
             "name": properties.name,
-            "slug": gpu_slug(properties.name),
+            # Proofs of another capability (SPARSETILE_CAPABILITY) have a folder of their own.
+            "slug": slug if chosen is None else f"{slug}/as-{chosen.slug}",
             "arch": device_arch(0),
             "count": torch.cuda.device_count(),
             "memory_bytes": properties.total_memory,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparsetile.bench.worker import Worker
+from sparsetile.core.device import capability
 from sparsetile.data.generators import generate
 from sparsetile.intake import write_npz
 
@@ -223,7 +224,7 @@ def test_a_baseline_that_is_not_implemented_for_a_product_is_skipped(
 def test_on_a_gpu_pruned_weights_are_right_in_both_types_and_layouts(
     tmp_path: Any, n: int, dtype: str, layout: str
 ) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
+    if capability(0) != (9, 0):
         pytest.skip("bcsr needs a Hopper GPU")
     file = tmp_path / "w.npz"
     weights = {"out_features": 1024, "in_features": 512, "sparsity": 0.8, "block": 64}

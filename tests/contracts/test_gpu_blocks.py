@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.kernels import bcsr as kernel
 from sparsetile.kernels.linear_few import FEW_TOKENS
 from sparsetile.layers import block_linear
@@ -24,7 +25,7 @@ from tests.contracts.cases import assert_close, csr_of, reference, tf32
 
 
 def _hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.is_available() and capability(0) == (9, 0)
 
 
 pytestmark = [

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.systems.voltrix.system import LONG_WINDOW, TILE_ROWS
 from tests.contracts.cases import assert_close, csr_of, random_matrix, reference, tf32
 from tests.contracts.subjects import Subject
 
 
 def _hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.is_available() and capability(0) == (9, 0)
 
 
 pytestmark = [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.engines.tiles import tile_runner
 from sparsetile.kernels.wcsr import choose_window_tile, redo_windows_pays
 from sparsetile.systems.wcsr import system as wcsr
@@ -27,7 +28,7 @@ from tests.contracts.subjects import Subject
 
 
 def _hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.is_available() and capability(0) == (9, 0)
 
 
 pytestmark = [

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sparsetile.core.device import H200, Machine, l2_bytes, machine, processors
+from sparsetile.core.device import H200, Machine, capability, l2_bytes, machine, processors
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def ceilings_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machi
     def find(**properties: object) -> Machine:
         told = SimpleNamespace(**properties)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         machine.cache_clear()
         return machine(torch.device("cuda", 0))
 
@@ -62,3 +63,35 @@ def test_a_plan_built_on_a_gpu_is_for_that_gpu(ceilings_of):
     ceilings_of(name="small", multi_processor_count=8, L2_cache_size=2**20)
     there = torch.device("cuda", 0)
     assert (processors(there), l2_bytes(there)) == (8, 2**20)
+
+
+def test_a_chosen_gpu_has_its_own_limits_and_the_ceilings_of_the_one_at_hand(
+    ceilings_of, environment
+):
+    environment(SPARSETILE_CAPABILITY="8.6:82:6")
+    found = ceilings_of(name="NVIDIA H200", multi_processor_count=132)
+    assert (found.processors, found.l2_bytes) == (82, 6 * 2**20)
+    assert (found.shared_block, found.shared_processor) == (99 * 1024, 100 * 1024)
+    assert found.dram == H200.dram and found.name == "NVIDIA H200 as sm86", (
+        "timings kept on disk are of the other GPU"
+    )
+    environment(SPARSETILE_CAPABILITY="8.0")
+    found = ceilings_of(name="NVIDIA H200", multi_processor_count=132)
+    assert found.shared_block == 163 * 1024 and found.processors == 132
+
+
+def test_the_shared_memory_of_a_gpu_follows_its_capability(ceilings_of):
+    assert (H200.shared_block, H200.shared_processor) == (227 * 1024, 228 * 1024)
+    assert ceilings_of(name="other", multi_processor_count=1).shared_block == 227 * 1024
+
+
+def test_a_capability_newer_than_the_gpu_is_refused(monkeypatch, environment):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert capability(0) == (8, 9)
+    environment(SPARSETILE_CAPABILITY="9.0")
+    with pytest.raises(ValueError) as caught:
+        capability(0)
+    assert str(caught.value) == (
+        "settings: SPARSETILE_CAPABILITY must be at most the GPU's, 8.9, got 9.0. "
+        "Unset it or give an older one."
+    )

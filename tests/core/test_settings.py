@@ -11,6 +11,7 @@ from sparsetile.core import settings
 NAMES = (
     "SPARSETILE_CACHE_DIR",
     "SPARSETILE_CACHE_MEGABYTES",
+    "SPARSETILE_CAPABILITY",
     "SPARSETILE_DATA_DIR",
     "SPARSETILE_ENTRY_LIMIT",
     "SPARSETILE_TUNE_DIR",
@@ -86,6 +87,7 @@ def test_the_description_names_every_setting_with_the_value_in_force(environment
     environment(
         SPARSETILE_CACHE_DIR="kernels",
         SPARSETILE_CACHE_MEGABYTES="9",
+        SPARSETILE_CAPABILITY=" 8.6 ",
         SPARSETILE_DATA_DIR="matrices",
         SPARSETILE_ENTRY_LIMIT="1000",
         SPARSETILE_TUNE_DIR="timings",
@@ -93,7 +95,37 @@ def test_the_description_names_every_setting_with_the_value_in_force(environment
     assert settings.describe_settings() == {
         "SPARSETILE_CACHE_DIR": "kernels",
         "SPARSETILE_CACHE_MEGABYTES": "9",
+        "SPARSETILE_CAPABILITY": "8.6",
         "SPARSETILE_DATA_DIR": "matrices",
         "SPARSETILE_ENTRY_LIMIT": "1000",
         "SPARSETILE_TUNE_DIR": "timings",
     }
+
+
+@pytest.mark.parametrize(
+    "text, capability, processors, l2_bytes",
+    [
+        ("8.0", (8, 0), None, None),
+        ("8.9:142", (8, 9), 142, None),
+        ("12.0:84:48", (12, 0), 84, 48 * 2**20),
+    ],
+)
+def test_a_gpu_can_be_chosen_for_tests(environment, text, capability, processors, l2_bytes):
+    environment(SPARSETILE_CAPABILITY=text)
+    assert settings.chosen_gpu() == settings.ChosenGPU(capability, processors, l2_bytes)
+
+
+def test_without_a_choice_it_is_the_gpu_at_hand():
+    assert settings.chosen_gpu() is None
+    assert settings.describe_settings()["SPARSETILE_CAPABILITY"] == "not set"
+
+
+@pytest.mark.parametrize("text", ["8", "sm_80", "7.5", "8.0:", "8.0:0", "8.0:1:x", "80"])
+def test_rejects_an_invalid_capability(environment, text):
+    environment(SPARSETILE_CAPABILITY=text)
+    with pytest.raises(ValueError) as caught:
+        settings.chosen_gpu()
+    assert str(caught.value) == (
+        "settings: SPARSETILE_CAPABILITY must be a compute capability from 8.0 on, such as 8.0 or, "
+        f"with SMs and megabytes of L2, 8.0:108:40, got {text!r}. Unset it or give one of those."
+    )

@@ -33,6 +33,8 @@ _ASSEMBLY = re.compile(r"asm\(.*?\);", re.DOTALL)
 # Files of the device tree whose instructions are emulated.
 _MMA, _PTX = "mma/mma.cuh", "ptx/ptx.cuh"
 _ELEMENT = "ptx/element.cuh"
+# Shared memory of the size that a launch gives: here of the most that a GPU has.
+_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?char (\w+)\[\];")
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 
 
@@ -140,6 +142,7 @@ class HostKernel:
     ) -> None:
         text = '#include "host_cuda.h"\n' + spec.source(config).text()
         text += _ENTRY.replace("KERNEL", spec.name)
+        text = _DYNAMIC.sub(r"alignas(1024) static char \1[228 * 1024];", text)
         options = ["-fsanitize-coverage=trace-pc"] if counted else []
         name = hashlib.sha256("".join([text, *options]).encode()).hexdigest()[:16]
         library = folder / f"{name}.so"

@@ -106,6 +106,22 @@ void copy_wait() {
   wait_for_copies(kPending);
 }
 
+inline void load_matrix(const void* row, u32 (&word)[4]) {
+  Warp& warp = this_warp();
+  const int lane = this_lane(), g = lane / 4, t = lane % 4;
+  const u64 address = reinterpret_cast<u64>(row);
+  if (address % 16 != 0) std::abort();  // as a GPU would
+  warp.word[lane][0] = static_cast<u32>(address);
+  warp.word[lane][1] = static_cast<u32>(address >> 32);
+  warp.wait();
+  for (int i = 0; i < 4; ++i) {
+    const u32* from = warp.word[8 * i + g];
+    const u64 place = static_cast<u64>(from[1]) << 32 | from[0];
+    word[i] = reinterpret_cast<const u32*>(place)[t];
+  }
+  warp.wait();
+}
+
 inline void load_matrix_transposed(const void* row, u32 (&word)[4]) {
   Warp& warp = this_warp();
   const int lane = this_lane(), g = lane / 4, t = lane % 4;

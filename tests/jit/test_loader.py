@@ -40,6 +40,17 @@ def test_a_chip_with_instructions_of_its_own_gets_the_a_target(capability, arch,
     assert device_arch(0) == arch
 
 
+@pytest.mark.parametrize(
+    "chosen, arch", [("8.0", "compute_80"), ("8.9:142:96", "compute_89"), ("9.0", "compute_90a")]
+)
+def test_a_chosen_capability_is_compiled_for_as_a_virtual_target(
+    chosen, arch, torch_cuda, environment
+):
+    torch_cuda(get_device_capability=(9, 0))
+    environment(SPARSETILE_CAPABILITY=chosen)
+    assert device_arch(0) == arch
+
+
 class Driver:
     """Stands for cuLaunchKernelEx: keeps the launch's sizes, and the struct's fields."""
 
@@ -188,7 +199,8 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch, torch_cu
     status = driver.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (status,))
     torch_cuda(get_device_capability=(9, 0))
-    compiled = SimpleNamespace(cubin=b"", resources=None, source=SimpleNamespace(entry="toy"))
+    source = SimpleNamespace(entry="toy")
+    compiled = SimpleNamespace(cubin=b"", resources=None, source=source, virtual=False)
     with pytest.raises(ValueError) as caught:
         LoadedKernel(compiled, ONE, 300_000, 0)
     text = str(caught.value)
@@ -196,6 +208,36 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch, torch_cu
         "launch: shared memory must be within the device's limit, got 300000 bytes ("
     )
     assert text.endswith("Use a configuration with smaller tiles or fewer stages.")
+
+
+@pytest.mark.parametrize("dynamic, fits", [(99 * 1024 - 512, True), (99 * 1024 - 511, False)])
+def test_a_chosen_capability_has_its_own_limit_of_shared_memory(
+    monkeypatch, torch_cuda, environment, dynamic, fits
+):
+    """PTX is loaded, and the driver's limit, that of the real GPU, is not the one."""
+    import cuda.core
+    from cuda.bindings import driver
+
+    ok, given = driver.CUresult.CUDA_SUCCESS, []
+    loaded = SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=0))
+    code = SimpleNamespace(from_ptx=lambda ptx, name: given.append(ptx) or loaded)
+    monkeypatch.setattr(cuda.core, "ObjectCode", code)
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (ok,))
+    monkeypatch.setattr(driver, "cuKernelGetAttribute", lambda *_: (ok, 512))
+    torch_cuda(get_device_capability=(9, 0))
+    environment(SPARSETILE_CAPABILITY="8.9")
+    source = SimpleNamespace(entry="toy")
+    compiled = SimpleNamespace(cubin=b"ptx", resources=None, source=source, virtual=True)
+    if fits:
+        kernel = LoadedKernel(compiled, ONE, dynamic, 0)
+        assert given == [b"ptx"] and not kernel._may_overlap, "sm_89 has no dependent launches"
+        return
+    with pytest.raises(ValueError) as caught:
+        LoadedKernel(compiled, ONE, dynamic, 0)
+    assert str(caught.value) == (
+        "launch: shared memory must be within the device's limit, got 101377 bytes of 101376. "
+        "Use a configuration with smaller tiles or fewer stages."
+    )
 
 
 def test_a_source_without_parameters_is_not_loaded():

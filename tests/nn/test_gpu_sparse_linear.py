@@ -8,17 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.layers.block_layer import BlockLayer
-from sparsetile.layers.block_linear import block_layer
+from sparsetile.layers.block_linear import block_layer, layer_recipe
 from sparsetile.nn import SparseLinear
 
 
 def _ampere() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return torch.cuda.is_available() and capability(0) >= (8, 0)
 
 
 def _hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return torch.cuda.is_available() and capability(0) == (9, 0)
 
 
 pytestmark = [
@@ -112,7 +113,64 @@ def test_blocks_bit_for_bit_at_any_width(out, into, block, sparsity, dtype, monk
                 assert torch.equal(layer(x).float(), exact(layer, x).to(dtype).float()), tokens
 
 
-@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
+@pytest.mark.parametrize("dtype", [*TYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("out, into", [(1024, 512), (200, 136), (1032, 2048), (48, 16)])
+def test_mma_bit_for_bit_at_any_width(out, into, block, dtype, monkeypatch):
+    """All sizes of blocks, also past the end; rows of Y that are not stored 16 bytes at once."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    forced(monkeypatch, "mma")
+    layer = layer_of(out, into, block, 0.6, dtype)
+    with torch.no_grad():
+        for tokens in (1, 17, 64, 65, 300, 1024):
+            x = integers(tokens, into, dtype=dtype)
+            wanted = exact(layer, x.double().float()).to(dtype)
+            for _ in range(2):
+                assert torch.equal(layer(x), wanted), tokens
+
+
+@pytest.mark.parametrize("out, into", [(100, 64), (203, 136)])
+def test_mma_stores_rows_of_any_length(out, into, monkeypatch):
+    forced(monkeypatch, "mma")
+    layer = layer_of(out, into, 32, 0.3, torch.bfloat16)
+    x = integers(70, into, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_mma_agrees_with_float64_within_rounding(block, monkeypatch):
+    forced(monkeypatch, "mma")
+    weight = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
+    layer = SparseLinear.from_dense(weight, block=block, sparsity=0.7, method="random")
+    x = torch.randn(333, 1024, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        wide = layer.to_dense().double()
+        wanted = x.double() @ wide.T
+        error = (layer(x).double() - wanted).abs()
+        bound = 2**-8 * wanted.abs() + 2**-22 * (x.double().abs() @ wide.abs().T)
+        assert bool((error <= bound).all())
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_mma_rounds_x_to_the_nearest_tf32(block, monkeypatch):
+    """Truncated, 1 + 2^-11 + 2^-12 would be 1."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    forced(monkeypatch, "mma")
+    layer = SparseLinear.from_dense(torch.ones(64, 64, device="cuda"), block=block)
+    x = torch.full((70, 64), 1 + 2.0**-11 + 2.0**-12, device="cuda")
+    with torch.no_grad():
+        assert torch.equal(layer(x), torch.full_like(x, 64 * (1 + 2.0**-10)))
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_blocks_without_wgmma_are_never_a_masked_dense_weight(block):
+    layer = layer_of(256, 256, block, 0.5, torch.bfloat16)
+    device = torch.device("cuda", 0)
+    assert block_layer(layer_recipe(layer.pattern)).reasons(torch.bfloat16, device) == []
+
+
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper), "dense"])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])
 def test_activations(way, activation, monkeypatch):
     forced(monkeypatch, way)
@@ -130,7 +188,7 @@ def test_activations(way, activation, monkeypatch):
         torch.testing.assert_close(layer(x).float(), y, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper), "dense"])
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper), "dense"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens", [1, 16, 300])
 def test_swiglu_is_part_of_the_product(way, bias, tokens, monkeypatch):
@@ -162,7 +220,7 @@ def test_weights_in_fp8_are_multiplied_as_they_are(dtype, activation):
             torch.testing.assert_close(got.float(), expected[n].float(), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper)])
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
 def test_inputs_of_any_strides(way, monkeypatch):
     forced(monkeypatch, way)
     layer = layer_of(256, 256, 64, 0.5, torch.bfloat16)
@@ -177,7 +235,7 @@ def test_inputs_of_any_strides(way, monkeypatch):
             assert torch.equal(layer(x).float(), exact(layer, x).bfloat16().float())
 
 
-@pytest.mark.parametrize("way", ["few", pytest.param("blocks", marks=hopper)])
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
 def test_non_finite_inputs_stay_in_the_blocks_that_meet_them(way, monkeypatch):
     forced(monkeypatch, way)
     keep = torch.tensor([[True, False], [False, True]])

@@ -10,12 +10,13 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional
 
+from sparsetile.core.device import capability
 from sparsetile.nn import SparseConfig, SparseLinear, densify_, sparsify_
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
+        not torch.cuda.is_available() or capability(0) < (8, 0),
         reason="no GPU of sm_80 or newer here",
     ),
 ]

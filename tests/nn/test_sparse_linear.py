@@ -429,7 +429,9 @@ def test_the_fallback_says_why_once():
     module._warned.clear()
     layer = SparseLinear(64, 64, torch.ones(1, 1), device="meta")
     layer._recipe = module.operators.layer_recipe(layer.pattern)
-    with pytest.warns(UserWarning, match=r"masked dense weight on meta, because .* needs a Hopper"):
+    with pytest.warns(
+        UserWarning, match=r"masked dense weight on meta, because .* needs a GPU of sm_80"
+    ):
         layer._explain_fallback()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

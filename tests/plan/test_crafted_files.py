@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import sparsetile as st
+from sparsetile.core.device import capability
 from sparsetile.plan import files as module
 from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import random_matrix
@@ -350,7 +351,7 @@ def test_every_system_of_a_gpu_comes_back_and_its_crafted_files_do_not(tmp_path,
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    not torch.cuda.is_available() or capability(0) != (9, 0),
     reason="needs a Hopper GPU",
 )
 @pytest.mark.parametrize("how", ["save", "pickle"])

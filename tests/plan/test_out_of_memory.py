@@ -10,6 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import sparsetile as st
+from sparsetile.plan import planner
+from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import assert_close, csr_of, random_matrix
 
 
@@ -138,3 +140,61 @@ def test_a_gpu_that_is_full_refuses_a_plan_and_takes_the_next(system):
         torch.cuda.set_per_process_memory_fraction(1.0)
         kept.clear()
     assert_close(st.plan(csr, 32, system=system) @ B, csr, B)
+
+
+class _NoMemory:
+    """Stands for a system's build that takes more memory than there is."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.times = name, 0
+
+    def __call__(self, request: Any) -> Any:
+        self.times += 1
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 20.00 GiB")
+
+
+@pytest.fixture
+def chosen_without_memory(monkeypatch: pytest.MonkeyPatch) -> _NoMemory:
+    """``auto`` chooses ``dense``, for whose format there is no memory."""
+    build = _NoMemory("dense")
+    monkeypatch.setattr(type(SYSTEMS["dense"]), "build", lambda self, request: build(request))
+    monkeypatch.setattr(type(SYSTEMS["dense"]), "predict", lambda self, request: 1e-9)
+    return build
+
+
+def test_auto_falls_back_to_the_exact_system_and_says_so(chosen_without_memory):
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+    plan = st.plan(csr, 4, expected_runs=10)
+    assert chosen_without_memory.times == 1 and plan.system == "cpu"
+    note = "memory ran out while dense was built: cpu in its place"
+    assert plan.info["notes"] == [note] and f"note      {note}" in plan.explain()
+    assert_close(plan @ B, csr, B)
+
+
+def test_a_system_that_was_asked_for_is_not_replaced(chosen_without_memory):
+    csr = csr_of(random_matrix(30, 20, 0.2))
+    with pytest.raises(torch.OutOfMemoryError):
+        st.plan(csr, 4, system="dense")
+
+
+def test_memory_that_runs_out_in_a_comparison_leaves_the_exact_system(monkeypatch):
+    def no_memory(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 20.00 GiB")
+
+    csr, B = csr_of(random_matrix(30, 20, 0.2)), torch.randn(20, 4)
+    monkeypatch.setattr(planner, "choose_system", no_memory)
+    monkeypatch.setattr(planner, "order_that_pays", no_memory)
+    monkeypatch.setattr(planner, "quickly", lambda *_: None)
+    plan = st.plan(csr, 4)
+    assert plan.system == "cpu" and plan.info["notes"] == [
+        "memory ran out while row orders were compared: the given order",
+        "memory ran out while systems were compared: cpu without a comparison",
+    ]
+    assert_close(plan @ B, csr, B)
+
+
+def test_a_saved_plan_keeps_its_notes(chosen_without_memory, tmp_path):
+    csr = csr_of(random_matrix(30, 20, 0.2))
+    st.plan(csr, 4, expected_runs=10).save(tmp_path / "plan.safetensors")
+    found = st.load_plan(tmp_path / "plan.safetensors")
+    assert "memory ran out while dense was built" in found.explain()

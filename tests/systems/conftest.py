@@ -41,7 +41,11 @@ def gpu_facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def pretend(processors: int = 132, l2_bytes: int = 60 * 2**20) -> None:
         found = SimpleNamespace(
-            name="a test's GPU", multi_processor_count=processors, L2_cache_size=l2_bytes
+            name="a test's GPU",
+            multi_processor_count=processors,
+            L2_cache_size=l2_bytes,
+            major=9,
+            minor=0,
         )
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
         changed = replace(facts.H200, processors=processors, l2_bytes=l2_bytes)

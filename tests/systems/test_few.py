@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import re
 import struct
 
 import pytest
 import torch
 
+from sparsetile.core.device import H200
 from sparsetile.formats.block_pattern import BlockPattern
 from sparsetile.kernels.bcsr import SPMM_BCSR, choose_block_tile
+from sparsetile.kernels.linear_blocks import LINEAR_BLOCKS
 from sparsetile.kernels.linear_few import LINEAR_FEW
 from sparsetile.launch.interface import Epilogue
 from sparsetile.layers import block_layer as layer
 from sparsetile.layers.block_layer import BlockLayer, BoundLayer
 from sparsetile.layers.block_layer_cost import LayerSize
 from sparsetile.layers.block_linear import flat_pattern
-from sparsetile.systems.bcsr import few, launch, runner
+from sparsetile.systems.bcsr import few, launch, layer_blocks, runner
 from sparsetile.systems.bcsr.few import FewTokens
 from sparsetile.systems.bcsr.launch import Launch
+from sparsetile.systems.bcsr.layer_blocks import LayerBlocks
 from tests.host import answer_on_host, h200
 
 BF16 = torch.bfloat16
@@ -370,13 +374,122 @@ def test_reasons_against_the_kernel_for_few_tokens(dtype, cols, unit, reason):
     "dtype, unit, reason",
     [
         (torch.float64, 64, "takes 16 bits and TF32, not float64"),
-        (BF16, 32, "multiplies blocks of 64, not 32"),
-        (BF16, 64, "needs a Hopper GPU (sm_90a)"),
+        (BF16, 48, "takes blocks of (16, 32, 64), not 48"),
+        (BF16, 64, "needs a GPU of sm_80 or newer"),
     ],
 )
-def test_reasons_against_the_kernel_for_blocks(dtype, unit, reason):
-    made = BlockLayer(LayerSize(64, 64, 1, unit))
+def test_reasons_against_the_kernels_for_any_number_of_tokens(dtype, unit, reason):
+    made = BlockLayer(LayerSize(64, 96, 1, unit))
     assert reason in made.reasons(dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "dtype, cols, least", [(BF16, 100, 8), (torch.float16, 12, 8), (torch.float32, 66, 4)]
+)
+def test_mma_needs_inputs_that_are_copied_sixteen_bytes_at_a_time(dtype, cols, least):
+    (reason,) = [
+        each
+        for each in LayerBlocks(64, cols, 32).reasons(dtype, torch.device("cpu"))
+        if "features" in each
+    ]
+    assert reason == f"takes inputs of a multiple of {least} features, not {cols}"
+    assert not any(
+        "features" in each
+        for each in LayerBlocks(64, 4 * cols, 32).reasons(dtype, torch.device("cpu"))
+    )
+
+
+@pytest.mark.parametrize(
+    "found, unit, dtype, tokens, methods",
+    [
+        ((9, 0), 64, BF16, 100, ("blocks",)),
+        ((9, 0), 64, BF16, 16, ("blocks", "few")),
+        ((9, 0), 32, BF16, 16, ("mma", "few")),
+        ((9, 0), 16, BF16, 16, ("mma",)),
+        ((8, 0), 64, BF16, 100, ("mma",)),
+        ((8, 9), 64, BF16, 9, ("mma", "few")),
+        ((12, 0), 64, BF16, 17, ("mma",)),
+        ((8, 6), 64, torch.float64, 17, ()),
+        ((7, 5), 64, BF16, 17, ()),
+    ],
+)
+def test_what_a_gpu_offers(monkeypatch, found, unit, dtype, tokens, methods):
+    for module in (layer, few, layer_blocks):
+        monkeypatch.setattr(module, "capability", lambda device: found)
+    made = BlockLayer(LayerSize(192, 128, 3, unit))
+    assert made.methods(tokens, dtype, torch.device("cuda", 0)) == methods
+    assert bool(made.reasons(dtype, torch.device("cuda", 0))) == (not methods)
+
+
+@pytest.fixture
+def mma_kernel(monkeypatch, method) -> Kept:
+    """The kernel of any number of tokens, on a GPU of sm_80."""
+    kept = Kept(LINEAR_BLOCKS)
+
+    def load(self, config, device, shared):
+        assert config in list(LINEAR_BLOCKS.configs())
+        kept.config, kept.shared = config, shared
+        return kept
+
+    a100 = dataclasses.replace(H200, shared_block=163 * 1024, shared_processor=164 * 1024)
+    answer_on_host(monkeypatch, layer_blocks, stream=7, load=load, machine=lambda device: a100)
+    method.append("mma")
+    return kept
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+def test_every_parameter_of_mma_is_given(mma_kernel, activation, bound):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    blocks, X = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(130, 256, dtype=BF16)[:, :128]
+    lists, bias = (flat[0], flat[1], flat[2]), torch.zeros(192, dtype=BF16)
+    if bound:
+        Y = BoundLayer(made, lists, blocks, bias, activation)(X)
+    else:
+        Y = made.run(lists, blocks, X, bias, None, activation)
+    ((grid, threads, params),) = mma_kernel.calls
+    tokens = mma_kernel.config["kTokens"]
+    assert grid == (3, -(-130 // tokens), 1) and threads == 128
+    assert params == {
+        "b": X.data_ptr(), "c": Y.data_ptr(), "blocks": blocks.data_ptr(),
+        "work": flat[2].data_ptr(), "block_col_idx": flat[1].data_ptr(),
+        "row_bias": bias.data_ptr(), "row_bias_type": 2, "x_stride": 256, "c_stride": 192,
+        "indptr": 0, "bias": 0, "alpha": 1.0, "beta": 0.0, "epilogue": True, "mean": False,
+        "relu": activation == "relu", "silu": activation == "silu", "rows": 192, "n": 130,
+        "cols": 128,
+    }  # fmt: skip
+    assert set(params) == {field.name for field in LINEAR_BLOCKS.params.fields}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_mma_joins_gate_and_up_in_16_bits(mma_kernel, monkeypatch, bound, dtype):
+    keep = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]]).bool()
+    flat = flat_pattern(BlockPattern.from_mask(keep, (256, 128), 64))
+    made = BlockLayer(LayerSize(256, 128, 5, 64))
+    blocks, X = torch.zeros(5, 64, 64, dtype=dtype), torch.zeros(40, 128, dtype=dtype)
+    lists = (flat[0], flat[1], flat[2])
+    if bound and dtype is BF16:
+        Y = BoundLayer(made, lists, blocks, None, "swiglu")(X)
+    else:
+        Y = made.run(lists, blocks, X, None, None, "swiglu")
+    assert Y.shape == (40, 128)
+    ((grid, _, params),) = mma_kernel.calls
+    joined = dtype is BF16
+    assert mma_kernel.config["kPaired"] == joined
+    assert (grid[0], params["rows"], params["c_stride"]) == (
+        (2, 128, 128) if joined else (4, 256, 256)
+    )
+
+
+def test_mma_copies_inputs_that_it_cannot_read(mma_kernel):
+    flat = flat_pattern(pattern_of())
+    made = BlockLayer(LayerSize(192, 128, 3, 64))
+    blocks, X = torch.zeros(3, 64, 64, dtype=BF16), torch.zeros(40, 129, dtype=BF16)[:, 1:]
+    made.run((flat[0], flat[1], flat[2]), blocks, X, None)
+    ((_, _, params),) = mma_kernel.calls
+    assert params["b"] != X.data_ptr() and params["x_stride"] == 128
 
 
 def test_float32_needs_tf32():

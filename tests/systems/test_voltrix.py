@@ -16,7 +16,13 @@ from sparsetile.balance import CostModel, l2_reloads
 from sparsetile.engines.request import BuiltSystem
 from sparsetile.engines.tiles import tile_runner as module
 from sparsetile.formats import BMat
-from sparsetile.kernels.bmat import REDO_BMAT, SPMM_BMAT, choose_pipe
+from sparsetile.kernels.bmat import (
+    REDO_BMAT,
+    SPMM_BMAT,
+    choose_pipe,
+    most_shared_bytes,
+    slab_width,
+)
 from sparsetile.launch.interface import Epilogue
 from sparsetile.systems import SYSTEMS, runner
 from sparsetile.systems.voltrix import cost
@@ -38,12 +44,32 @@ def meta_of(**changes) -> dict[str, object]:
     return json.loads(build(**changes).recipe.partition(":")[2])
 
 
-@pytest.mark.parametrize("other", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_other_gpus_than_hopper_are_refused(capability, other):
+@pytest.mark.parametrize("other", [(8, 0), (8, 9)])
+def test_gpus_without_bulk_copies_are_refused(capability, other):
     capability.append(other)
     assert VOLTRIX.reasons(request(OnGPU, dtype=F16)) == [
-        f"needs a Hopper GPU (sm_90a), this GPU is sm_{other[0]}{other[1]}"
+        f"needs sm_90 or newer, this GPU is sm_{other[0]}{other[1]}"
     ]
+
+
+@pytest.mark.parametrize("other", [(9, 0), (10, 0), (10, 3)])
+def test_newer_gpus_with_as_much_shared_memory_run_it(capability, other):
+    capability.append(other)
+    assert VOLTRIX.reasons(request(OnGPU, dtype=F16)) == []
+    assert [a for a in ("sm_89", "sm_90", "sm_90a", "sm_120a") if SPMM_BMAT.runs_on(a)] == [
+        "sm_90", "sm_90a", "sm_120a"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [8, 512])
+def test_a_gpu_with_little_shared_memory_is_refused(capability, n):
+    capability.append((12, 0))
+    assert VOLTRIX.reasons(request(OnGPU, dtype=F16, n=n)) == [
+        f"takes {most_shared_bytes(F16, n) // 1024} KB of shared memory per thread block, this GPU "
+        "gives 99"
+    ]
+    pipe = choose_pipe(F16, slab_width(F16, n))
+    assert most_shared_bytes(F16, n) >= pipe.shared_bytes(F16, True)
 
 
 def test_float32_waits_until_torch_allows_tf32_and_16_bits_do_not(capability):

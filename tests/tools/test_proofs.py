@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tools.parts import host_digests
-from tools.proofs import RELEASE, RELEASE_ON_CPU, ages
+from tools.proofs import RELEASE, RELEASE_AS, RELEASE_ON_CPU, ages
 
 from tests.today import digests_of_today
 
@@ -41,6 +41,15 @@ def test_each_proof_says_its_date_and_what_changed_since(tmp_path: Path):
     assert found["h200/checkers"].date == before[:10] and found["h200/checkers"].today
     for name in ("cpu/fuzz", "h200/stress", "h200/mutations"):
         assert found[name].text == "missing" and not found[name].today
+
+
+def test_proofs_as_another_capability_are_those_of_a_folder_of_their_own(tmp_path: Path):
+    today = datetime.now(UTC).isoformat()
+    write(tmp_path, "h200/verify", date=today, parts=digests_of_today())
+    write(tmp_path, "h200/as-sm80/verify", date=today, parts=digests_of_today())
+    found = {age.name: age for age in ages(tmp_path)}
+    assert list(found)[-len(RELEASE_AS) :] == [f"h200/as-sm80/{name}" for name in RELEASE_AS]
+    assert found["h200/as-sm80/verify"].today and not found["h200/as-sm80/fuzz"].today
 
 
 def test_commits_since_are_counted(tmp_path: Path):

@@ -179,6 +179,14 @@ def pretended_gpu(monkeypatch, torch_cuda) -> None:
     monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
 
 
+def test_a_chosen_capability_has_a_record_of_its_own(pretended_gpu, environment, tmp_path: Path):
+    environment(SPARSETILE_CAPABILITY="8.0")
+    facts = module.machine_facts()
+    assert facts["gpu"]["slug"] == "h200/as-sm80"
+    path = write_record({"counts": {"total": 1, "skipped": 0}, **facts}, tmp_path)
+    assert path == tmp_path / "h200" / "as-sm80" / "verify.json"
+
+
 @pytest.fixture
 def tests_end(monkeypatch, pretended_gpu):
     """Say how the tests end that a run finds; returns the tests that were run."""

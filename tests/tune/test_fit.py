@@ -65,6 +65,7 @@ def test_what_was_fitted_is_kept_by_gpu_and_asked_for(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fit, "measure_systems", measure)
     monkeypatch.setattr(fit, "machine", lambda device: H200)
+    monkeypatch.setattr(fit, "able_systems", lambda device: ["csr", "voltrix"])
     monkeypatch.setattr(fit, "Request", lambda csr, n, *rest: _Request(csr, n))
     monkeypatch.setattr(fit.CSR, "to", lambda self, device: self)
     assert schedule_costs(H200.name) == SCHEDULE_COSTS[H200.name]

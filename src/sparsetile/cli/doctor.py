@@ -19,10 +19,12 @@ from sparsetile.cli.console import activity, note, print_json, print_table, prin
 from sparsetile.cli.options import Json
 from sparsetile.cli.verify import checkout_root
 from sparsetile.core import settings
+from sparsetile.core.device import machine
 from sparsetile.data.generators import random
 from sparsetile.intake.csr import CSR
 from sparsetile.jit import compile_source, compiler_available
 from sparsetile.kernels import KERNELS
+from sparsetile.tune import source_of
 
 __all__ = ["Finding", "doctor", "examine"]
 
@@ -33,6 +35,15 @@ _REPORT_PACKAGES = ("matplotlib",)
 _CUDA_PACKAGES = ("cuda-core", "cuda-bindings")
 _WITHOUT_GPU = "plan, spmm and every command but `verify` work on the CPU (system cpu)"
 _WITHOUT_DRIVER = "no GPU can be used; kernels still compile (`sparsetile compile`)"
+_SOURCES = {
+    "measured": "measured here by `sparsetile tune --fit`",
+    "shipped": "shipped: fitted on a GPU of this model",
+    "scaled": "scaled from an H200's; `sparsetile tune --fit` measures them in 90 seconds",
+}
+_WITHOUT_WINDOWS = (
+    "GPU products need Linux, also in WSL 2: NVRTC, cuda.core and torch's CUDA build are installed "
+    "there; on Windows itself matrices are read and multiplied on the CPU"
+)
 _WITHOUT_COMPILER = "products on the CPU, through cuSPARSE and dense still work"
 
 
@@ -86,12 +97,16 @@ def _gpus() -> Iterator[Finding]:
         driver or "not found",
         "" if driver else _WITHOUT_DRIVER,
     )
+    if sys.platform == "win32":
+        yield Finding("Windows", MISSING, "no GPU kernels here", _WITHOUT_WINDOWS)
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             found = torch.cuda.get_device_properties(index)
             memory = f"{found.total_memory / 2**30:.0f} GiB"
             detail = f"{found.name}, sm_{found.major}{found.minor}, {memory}"
             yield Finding(f"GPU {index}", OK, detail)
+            source = source_of(machine(torch.device("cuda", index)))
+            yield Finding(f"cost models of GPU {index}", OK, _SOURCES[source])
         return
     if driver and torch.version.cuda is None:
         detail = "there is a driver, but torch was built without CUDA"

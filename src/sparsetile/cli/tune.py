@@ -14,13 +14,16 @@ from sparsetile.cli.options import ACTIONS, Action, Json
 from sparsetile.core.checks import one_of
 from sparsetile.core.device import machine
 from sparsetile.core.fitted import Fitted, clear_fitted, fitted_folder, kept_fits, read_fitted
+from sparsetile.data.generators import from_spec
 from sparsetile.tune import kept_timings
 from sparsetile.tune.fit import fit_schedule
+from sparsetile.tune.fit_systems import MATRICES
 from sparsetile.tune.kept import Timing
 
 __all__ = ["tune"]
 
 _COLUMNS = ("matrix", "order", "N", "type", "device", "fastest", "ms", "others timed", "date")
+_MODEL_COLUMNS = ("system", "products", "scale", "fixed", "R²", "worst factor")
 
 
 def _row(timing: Timing) -> list[str]:
@@ -39,23 +42,34 @@ def _plain(timing: Timing) -> dict[str, Any]:
     return {**asdict(timing), "measured": sorted(timing.measured)}
 
 
-def _summary(fitted: Fitted) -> str:
-    named = ", ".join(f"{name} {each:.4g}" for name, each in fitted.coefficients.items())
-    return (
-        f"{fitted.gpu}: voltrix's schedule, seconds of Equation 1: {named}; R² "
-        f"{fitted.r2_fitted:.4f}, {fitted.r2_others:.4f} on products it was not fitted to"
-    )
+def _print_fit(fitted: Fitted) -> None:
+    if fitted.coefficients:
+        named = ", ".join(f"{name} {each:.4g}" for name, each in fitted.coefficients.items())
+        print_text(
+            f"{fitted.gpu}: voltrix's schedule, seconds of Equation 1: {named}; R² "
+            f"{fitted.r2_fitted:.4f}, {fitted.r2_others:.4f} on products it was not fitted to"
+        )
+    rows = [
+        [name, str(each.products), f"{each.scale:.2f}", f"{each.fixed * 1e6:.1f}", f"{each.r2:.3f}",
+         f"{each.worst:.2f}"]
+        for name, each in sorted(fitted.systems.items()) if each.products
+    ]  # fmt: skip
+    if rows:
+        print_text(
+            f"{fitted.gpu}: each system's time by bytes of an element: scale x its model + fixed us"
+        )
+        print_table(_MODEL_COLUMNS, rows, right=_MODEL_COLUMNS[1:])
 
 
 def _fit(as_json: bool) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    fit_schedule(device)
+    fit_schedule(device, map(from_spec, MATRICES))
     found = read_fitted(machine(device).name)
     assert found is not None, "just written"
     if as_json:
         print_json({"path": str(fitted_folder()), "fitted": asdict(found)})
     else:
-        print_text(_summary(found))
+        _print_fit(found)
     return 0
 
 
@@ -65,8 +79,8 @@ def tune(
         bool,
         typer.Option(
             "--fit",
-            help="Time generated products on this GPU, fit the cost model of voltrix's schedule to "
-            "them and store it; takes some seconds.",
+            help="Time generated products on this GPU, fit the cost models of all systems to them "
+            "and store these; takes up to 90 seconds.",
         ),
     ] = False,
     as_json: Json = False,
@@ -90,7 +104,7 @@ def tune(
     if entries:
         print_table(_COLUMNS, [_row(each) for each in entries], right=("N", "ms"))
     for each in fits:
-        print_text(_summary(each))
+        _print_fit(each)
     if not entries and not fits:
         print_text(f"nothing is kept in {kept.folder}")
     return 0

@@ -7,10 +7,13 @@ once. There are few on purpose: what a caller may want to vary per call is an ar
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "cache_dir", "cache_limit_bytes", "data_dir", "describe_settings", "entry_limit", "tune_dir",
+    "ChosenGPU", "cache_dir", "cache_limit_bytes", "chosen_gpu", "data_dir", "describe_settings",
+    "entry_limit", "tune_dir",
 ]  # fmt: skip
 
 _DEFAULT_CACHE_MEGABYTES = 512
@@ -74,11 +77,57 @@ def tune_dir() -> Path:
     return _folder("SPARSETILE_TUNE_DIR", "tuned")
 
 
+@dataclass(frozen=True)
+class ChosenGPU:
+    """The GPU that plans are made and kernels compiled for, in place of the real one.
+
+    ``processors`` and ``l2_bytes`` are None for those of the real GPU.
+    """
+
+    capability: tuple[int, int]
+    processors: int | None = None
+    l2_bytes: int | None = None
+
+    @property
+    def slug(self) -> str:
+        """Name of the capability in a folder: ``sm80``."""
+        return f"sm{self.capability[0]}{self.capability[1]}"
+
+
+_CHOSEN = re.compile(r"(\d{1,2})\.(\d)(?::([1-9]\d*)(?::([1-9]\d*))?)?")
+
+
+def chosen_gpu() -> ChosenGPU | None:
+    """GPU chosen by ``SPARSETILE_CAPABILITY``, for tests; None: the one at hand.
+
+    ``8.0`` is a compute capability; ``8.0:108:40`` also gives SMs and megabytes of L2. A process
+    must not change it after its first product: kernels stay loaded.
+    """
+    text = os.environ.get("SPARSETILE_CAPABILITY", "").strip()
+    if not text:
+        return None
+    found = _CHOSEN.fullmatch(text)
+    if found is None or int(found[1]) < 8:
+        raise ValueError(
+            "settings: SPARSETILE_CAPABILITY must be a compute capability from 8.0 on, such as 8.0 "
+            f"or, with SMs and megabytes of L2, 8.0:108:40, got {text!r}. Unset it or give one of "
+            "those."
+        )
+    major, minor, processors, megabytes = found.groups()
+    return ChosenGPU(
+        (int(major), int(minor)), None if processors is None else int(processors),
+        None if megabytes is None else int(megabytes) * 2**20,
+    )  # fmt: skip
+
+
 def describe_settings() -> dict[str, str]:
     """Name -> value in force, for ``sparsetile doctor``."""
     return {
         "SPARSETILE_CACHE_DIR": str(cache_dir()),
         "SPARSETILE_CACHE_MEGABYTES": str(cache_limit_bytes() // (1024 * 1024)),
+        "SPARSETILE_CAPABILITY": (
+            "not set" if chosen_gpu() is None else os.environ["SPARSETILE_CAPABILITY"].strip()
+        ),
         "SPARSETILE_DATA_DIR": str(data_dir()),
         "SPARSETILE_ENTRY_LIMIT": str(entry_limit()),
         "SPARSETILE_TUNE_DIR": str(tune_dir()),

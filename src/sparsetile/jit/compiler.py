@@ -77,7 +77,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin with its resource report; ``seconds`` is 0.0 if it came from the cache."""
+    """A cubin with its resource report; ``seconds`` is 0.0 if it came from the cache.
+
+    For a virtual architecture, such as ``compute_80``, ``cubin`` is PTX and the report is empty.
+    """
 
     source: KernelSource
     arch: str
@@ -85,6 +88,10 @@ class Compiled:
     resources: Resources
     seconds: float
     from_cache: bool
+
+    @property
+    def virtual(self) -> bool:
+        return self.arch.startswith("compute_")
 
 
 def compiler_available() -> str | None:
@@ -161,7 +168,8 @@ def _read_cached(
 
 
 def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -> Compiled:
-    """Compile one kernel to a cubin for ``arch`` (for example ``sm_90a``).
+    """Compile one kernel to a cubin for ``arch`` (for example ``sm_90a``), or to PTX for a virtual
+    one (``compute_80``).
 
     CompileError carries NVRTC's log and the source's path. Inside ``without_compiling``,
     NotCompiled says that it is not in the cache.
@@ -170,16 +178,18 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import make_program_cache_key
 
-    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+    if not re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", arch):
         raise value_error(
             "compile", "arch", "a name such as sm_80 or sm_90a", repr(arch), "Give one of those"
         )
+    virtual = arch.startswith("compute_")
+    target = "ptx" if virtual else "cubin"
     options = ProgramOptions(
         name=source.entry,
         arch=arch,
         std="c++17",
         include_path=str(DEVICE_TREE),
-        ptxas_options=["-v"],
+        ptxas_options=None if virtual else ["-v"],
         ftz=False,
     )
     text = source.text()
@@ -187,7 +197,7 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
         code=text,
         code_type="c++",
         options=options,
-        target_type="cubin",
+        target_type=target,
         extra_digest=bytes.fromhex(device_tree_digest()),
     )
     report_key = hashlib.sha256(key + b"report").digest()
@@ -204,7 +214,7 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
         ptxas_log = io.StringIO()
         try:
             program = Program(text, "c++", options=options)
-            cubin = bytes(program.compile("cubin", logs=ptxas_log).code)
+            cubin = bytes(program.compile(target, logs=ptxas_log).code)
         except Exception as error:
             compiler_log = f"{error}\n{ptxas_log.getvalue()}".strip()
             raise CompileError(

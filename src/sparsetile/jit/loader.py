@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from sparsetile.core import settings
+from sparsetile.core.device import capability, shared_bytes
 from sparsetile.core.errors import value_error
 from sparsetile.jit.compiler import Compiled, Resources, compile_source
 from sparsetile.jit.params import ParamStruct, ParamValue
@@ -37,10 +39,15 @@ _ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3)}
 
 
 def device_arch(device: torch.device | int) -> str:
-    """Return the compile target of a CUDA device, such as ``sm_90a``."""
-    major, minor = torch.cuda.get_device_capability(device)
+    """Return the compile target of a CUDA device, such as ``sm_90a``.
+
+    With ``SPARSETILE_CAPABILITY`` it is a virtual one, such as ``compute_80``, whose PTX the driver
+    compiles for the GPU at hand.
+    """
+    major, minor = capability(device)
     suffix = "a" if (major, minor) in _ARCH_SPECIFIC else ""
-    return f"sm_{major}{minor}{suffix}"
+    kind = "sm" if settings.chosen_gpu() is None else "compute"
+    return f"{kind}_{major}{minor}{suffix}"
 
 
 def _launch_config(programmatic: bool) -> Any:
@@ -68,6 +75,13 @@ def _resize(config: Any, grid: tuple[int, int, int], threads: int, shared: int) 
     return config
 
 
+def _too_much_shared(got: str) -> ValueError:
+    return value_error(
+        "launch", "shared memory", "within the device's limit", got,
+        "Use a configuration with smaller tiles or fewer stages",
+    )  # fmt: skip
+
+
 class LoadedKernel:
     """A kernel ready to launch on one device."""
 
@@ -81,17 +95,27 @@ class LoadedKernel:
         self.resources: Resources = compiled.resources
         self.dynamic_shared = dynamic_shared
         self.device = device
-        self._module = ObjectCode.from_cubin(compiled.cubin, name=compiled.source.entry)
+        make = ObjectCode.from_ptx if compiled.virtual else ObjectCode.from_cubin
+        self._module = make(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
         # Passed as a CUfunction: cuda.bindings would convert a CUkernel at each launch, which takes
         # longer than the rest of its work.
         self._handle: Any = driver.CUfunction(int(self._kernel.handle))
         self._launch = driver.cuLaunchKernelEx
-        self._may_overlap = torch.cuda.get_device_capability(device) >= _PROGRAMMATIC_FROM
+        self._may_overlap = capability(device) >= _PROGRAMMATIC_FROM
         self.params = params
         self._local = threading.local()
+        attribute = driver.CUfunction_attribute
+        if compiled.virtual:  # the driver only knows the limit of the real GPU
+            _, static = driver.cuKernelGetAttribute(
+                attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                driver.CUkernel(int(self._kernel.handle)),
+                driver.CUdevice(device),
+            )
+            most = shared_bytes(capability(device)) - 1024
+            if static + dynamic_shared > most:
+                raise _too_much_shared(f"{static + dynamic_shared} bytes of {most}")
         if dynamic_shared > _DEFAULT_SHARED_BYTES:
-            attribute = driver.CUfunction_attribute
             (status,) = driver.cuKernelSetAttribute(
                 attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 dynamic_shared,
@@ -99,11 +123,7 @@ class LoadedKernel:
                 driver.CUdevice(device),
             )
             if int(status) != 0:
-                raise value_error(
-                    "launch", "shared memory", "within the device's limit",
-                    f"{dynamic_shared} bytes ({status})",
-                    "Use a configuration with smaller tiles or fewer stages",
-                )  # fmt: skip
+                raise _too_much_shared(f"{dynamic_shared} bytes ({status})")
 
     def prepare(
         self,

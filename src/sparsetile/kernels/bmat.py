@@ -19,8 +19,8 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "BITS", "ELEMENTS", "LADDER", "PIECE_BYTES", "PIPES", "REDO_BMAT", "SPMM_BMAT", "STACKED_PIPES",
-    "STEP", "WIDTHS", "Pipe", "bmat_config", "choose_pipe", "redo_bmat_config", "redo_units",
-    "row_pieces", "slab_width", "widest_slab",
+    "STEP", "WIDTHS", "Pipe", "bmat_config", "choose_pipe", "most_shared_bytes",
+    "redo_bmat_config", "redo_units", "row_pieces", "slab_width", "widest_slab",
 ]  # fmt: skip
 
 # Bytes of a row of B that a consumer takes at once.
@@ -161,6 +161,18 @@ def choose_pipe(dtype: torch.dtype, width: int, variant: str | None = None, stac
     return LADDER[variant](pipe) if variant else pipe
 
 
+def most_shared_bytes(dtype: torch.dtype, n: int) -> int:
+    """Return the most shared memory that a thread block may use for ``n`` columns."""
+    tables = (PIPES, STACKED_PIPES)
+    found = []
+    for stack, table in enumerate(tables, start=1):
+        width = slab_width(dtype, n, widest_slab(dtype, stack))
+        widest = next(w for w in WIDTHS if w >= width)
+        pipes = [p for (size, w), p in table.items() if size == dtype.itemsize and w <= widest]
+        found += [pipe.shared_bytes(dtype, weighted=True) for pipe in pipes]
+    return max(found)
+
+
 def bmat_config(
     dtype: torch.dtype, pipe: Pipe, weighted: bool, *, out_dtype: torch.dtype | None = None
 ) -> dict[str, ConfigValue]:
@@ -233,7 +245,7 @@ SPMM_BMAT = KernelSpec(
     file="windows/spmm_bmat.cu",
     params=_PARAMS,
     configs=_configs,
-    architectures=("sm_90a",),
+    architectures=("sm_90",),
     shared_memory=True,
     # Steps of the paper's breakdown in 16 bits.
     allowed_spills=68,
@@ -242,7 +254,7 @@ REDO_BMAT = KernelSpec(
     file="windows/redo_bmat.cu",
     params=_PARAMS,
     configs=_redo_configs,
-    architectures=("sm_90a",),
+    architectures=("sm_90",),
     shared_memory=True,
     allowed_spills=76,  # of bits in windows of 32 rows
 )

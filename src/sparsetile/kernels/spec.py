@@ -14,6 +14,11 @@ from sparsetile.jit.source import ConfigValue
 __all__ = ["KernelSpec"]
 
 
+def _number(arch: str) -> int:
+    """``sm_90a`` -> 90."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """One kernel file."""
@@ -22,7 +27,8 @@ class KernelSpec:
     params: ParamStruct  # fields of the kernel's only parameter
     # Yields every configuration that the library may use; the tests compile them all.
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
-    # Targets the kernel is written for; empty means all from sm_80 on.
+    # Targets the kernel is written for; empty means all from sm_80 on. One without a letter also
+    # stands for all newer ones.
     architectures: tuple[str, ...] = ()
     # Most bytes of register spills of any configuration, known and explained.
     allowed_spills: int = 0
@@ -38,7 +44,14 @@ class KernelSpec:
         return KernelSource.make(self.file, self.name, config, self.params)
 
     def runs_on(self, arch: str) -> bool:
-        return not self.architectures or arch in self.architectures
+        """Whether a target, also a virtual one, can have this kernel."""
+        if not self.architectures:
+            return True
+        name = arch.replace("compute_", "sm_")
+        return any(
+            name == each or (each[-1].isdigit() and _number(name) >= _number(each))
+            for each in self.architectures
+        )
 
     def load(
         self, config: Mapping[str, ConfigValue], device: int, dynamic_shared: int = 0

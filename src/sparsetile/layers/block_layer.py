@@ -4,11 +4,12 @@ There is no CSR: the blocks are the weight (formats/block_pattern.py). The metho
 ``block_layer_cost.py``:
 
     few      up to 16 tokens: linear_few.cu, sm_80 on
-    blocks   any number: spmm_bcsr.cu, blocks of 64, sm_90a
+    blocks   any number: spmm_bcsr.cu (WGMMA), blocks of 64, sm_90a
+    mma      any number: linear_blocks.cu (mma.sync), blocks of 16, 32 or 64, sm_80 on
     dense    the weight written out, torch's own product
 
-``dense`` needs a dense copy of the weight. If the caller has none and neither kernel supports the
-call, the copy is made for the call.
+``mma`` is offered if ``blocks`` is not. ``dense`` needs a dense copy of the weight. If the caller
+has none and no kernel supports the call, the copy is made for the call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsetile.core.device import machine
+from sparsetile.core.device import capability, machine
 from sparsetile.formats.block_pattern import dense_of_blocks
 from sparsetile.formats.values import round_tf32
 from sparsetile.jit.loader import (
@@ -38,6 +39,7 @@ from sparsetile.launch.interface import Epilogue
 from sparsetile.launch.kept import KeptLaunches, Kind, kind_of
 from sparsetile.layers.block_layer_cost import LayerSize, choose_method
 from sparsetile.systems.bcsr.few import FewTokens
+from sparsetile.systems.bcsr.layer_blocks import LayerBlocks
 from sparsetile.systems.bcsr.runner import BCSRRunner
 
 __all__ = ["ACTIVATIONS", "BlockLayer", "BoundLayer", "activate", "work_of"]
@@ -64,8 +66,9 @@ class BlockLayer:
 
     def __init__(self, size: LayerSize) -> None:
         self.size = size
-        self._able: dict[Any, tuple[bool, bool]] = {}  # blocks, few
+        self._able: dict[Any, tuple[str, ...]] = {}
         self.few = FewTokens(size.rows, size.cols, size.blocks, size.unit)
+        self.mma = LayerBlocks(size.rows, size.cols, size.unit)
         self.runner = self._runner(size.rows, False) if size.unit == BLOCK else None
 
     def _runner(self, rows: int, paired: bool) -> BCSRRunner:
@@ -86,6 +89,15 @@ class BlockLayer:
     def _pair_runner(self) -> BCSRRunner:
         return self._runner(self.size.rows // 2, True)
 
+    @functools.cached_property
+    def _pair_mma(self) -> LayerBlocks:
+        return LayerBlocks(self.size.rows, self.size.cols, self.size.unit, paired=True)
+
+    def mma_for(self, activation: str, dtype: torch.dtype) -> LayerBlocks:
+        """As :meth:`runner_for`, for ``mma``."""
+        joins = activation == "swiglu" and dtype in _SIXTEEN_BITS
+        return self._pair_mma if joins else self.mma
+
     def few_for(self, activation: str) -> FewTokens:
         """Return the kernel of few tokens; for a SwiGLU, the one that joins both halves."""
         return self._pair if activation == "swiglu" else self.few
@@ -100,7 +112,11 @@ class BlockLayer:
         return self._pair_runner
 
     def reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
-        """Return why ``blocks`` cannot run for any number of tokens; empty if it can."""
+        """Return why no kernel runs for any number of tokens; empty if one does."""
+        return self.mma.reasons(dtype, device) if self._wgmma_reasons(dtype, device) else []
+
+    def _wgmma_reasons(self, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """Return why ``blocks`` cannot run; empty if it can."""
         found = []
         if self.runner is None:
             found.append(f"multiplies blocks of {BLOCK}, not {self.size.unit}")
@@ -112,7 +128,7 @@ class BlockLayer:
                 )
         elif dtype not in _SIXTEEN_BITS:
             found.append(f"takes 16 bits and TF32, not {str(dtype).removeprefix('torch.')}")
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+        if device.type != "cuda" or capability(device) != _HOPPER:
             found.append("needs a Hopper GPU (sm_90a)")
         return found
 
@@ -120,11 +136,16 @@ class BlockLayer:
         """Return the methods whose kernels support this number of tokens."""
         key = (dtype, device, torch.backends.cuda.matmul.allow_tf32)
         if key not in self._able:
-            able = not self.reasons(dtype, device), not self.few.reasons(dtype, device)
-            self._able[key] = able
-        blocks, few = self._able[key]
-        offered = ["blocks"] if blocks else []
-        return (*offered, "few") if few and tokens <= FEW_TOKENS else tuple(offered)
+            found = []
+            if not self._wgmma_reasons(dtype, device):
+                found.append("blocks")
+            elif not self.mma.reasons(dtype, device):
+                found.append("mma")
+            if not self.few.reasons(dtype, device):
+                found.append("few")
+            self._able[key] = tuple(found)
+        able = self._able[key]
+        return able if tokens <= FEW_TOKENS else tuple(each for each in able if each != "few")
 
     def method(
         self, tokens: int, dtype: torch.dtype, device: torch.device, bias: bool, dense: bool
@@ -166,10 +187,17 @@ class BlockLayer:
             Y = X.new_empty((tokens, few.rows))
             few.run(lists[:2], blocks, X, Y, epilogue, silu=activation == "silu")
             return Y
-        runner = self.runner_for(activation, X.dtype)
-        assert runner is not None  # `reasons` checks it
         if X.dtype is torch.float32:
             blocks = round_tf32(blocks)
+        if method == "mma":
+            X = X if LayerBlocks.takes(X) else X.clone(memory_format=torch.contiguous_format)
+            mma = self.mma_for(activation, X.dtype)
+            Y = X.new_empty((tokens, mma.rows))
+            work = work_of(lists, activation, X.dtype)
+            mma.run(work, lists[1], blocks, X, Y, epilogue, silu=activation == "silu")
+            return activate(Y, activation) if activation == "swiglu" and mma is self.mma else Y
+        runner = self.runner_for(activation, X.dtype)
+        assert runner is not None  # `_wgmma_reasons` checks it
         Y = X.new_empty((tokens, runner.rows))
         tensors = _runner_tensors(lists, activation, X.dtype)
         runner.linear(tensors, blocks, X, Y, epilogue, activation == "silu")
@@ -177,7 +205,8 @@ class BlockLayer:
 
 
 def work_of(lists: _Lists, activation: str, dtype: torch.dtype) -> Tensor:
-    """Return the work items of ``spmm_bcsr``: block rows, or pairs for a SwiGLU.
+    """Return the work items of ``spmm_bcsr`` and ``linear_blocks``: block rows, or pairs for a
+    SwiGLU.
 
     A pair is a block row of the gate and the same one of up. Pairs with the most blocks come first.
     """
@@ -244,7 +273,7 @@ class BoundLayer:
         return found
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Multiply by ``few`` or ``blocks``; None if the caller must multiply."""
+        """Multiply by a kernel of kept blocks; None if the caller must multiply."""
         pointer = x.data_ptr()
         key = kind_of(x, pointer)
         try:
@@ -299,6 +328,11 @@ class BoundLayer:
                     self._lists[:2], self._blocks, X, self._epilogue, silu, self._exponents
                 )
                 return prepared.launch, (*lead, few.rows)
+            if method == "mma":
+                mma = self._layer.mma_for(self._activation, X.dtype)
+                work, col_idx = self._tensors["work"], self._tensors["block_col_idx"]
+                prepared = mma.prepare(work, col_idx, self._blocks, X, self._epilogue, silu)
+                return prepared.launch, (*lead, mma.rows)
             runner = self._layer.runner_for(self._activation, X.dtype)
             if runner is None or runner.rows % STORE_COLUMNS:
                 return None

@@ -1,4 +1,4 @@
-"""Which method a block-sparse linear layer uses for a number of tokens: blocks, few, or dense.
+"""Which method a block-sparse linear layer uses for a number of tokens: blocks, mma, few, or dense.
 
 Unlike ``predict_bcsr`` and ``predict_dense``, these know that X and Y are row-major (neither is
 copied), that F.linear rounds once, and whether there is a bias. What bounds each method:
@@ -6,6 +6,8 @@ copied), that F.linear rounds once, and whether there is a bias. What bounds eac
     few      the kept blocks once; X for each strip of rows; one store per output
     blocks   copies from L2 into shared memory, spread over all SMs; but an SM takes whole items
              (a block row times a slab of tokens), one block after another, at a rate of its own
+    mma      copies from L2 too; thread blocks are not persistent, so each item also costs its start
+             and its store, and few items leave SMs idle or wait for one block after another
     dense    flops, or the whole weight once and a longer start
 
 Each has a fixed time beside that. The constants, ``RATES``, are fitted to 388 products of four
@@ -21,6 +23,15 @@ microseconds, without a bias, 10 % kept:
     3584x18944  7.4  9.0          13.8  42.7  285                37.6  44.1  178  1390
     3584x3584   3.0  3.7          5.1  12.5  51.5                9.2  8.5  34.6  268
     512x3584   3.0  3.4          5.1  5.2  11.6                6.8  6.5  8.6  40.9
+
+The constants of ``mma`` were fitted to 30 products of the same layers, 10 % kept, in blocks of 64,
+32 and 16, on the H200 too, as PTX of compute_80 as well, which takes as long. In microseconds:
+
+    layer        64: N = 1024, 8192    32: 1024, 8192    16: 1024, 8192    dense
+    18944x3584   57  428               77  572           199  1515         185  1407
+    3584x18944   53  344               80  519           201  1475         179  1387
+    3584x3584    16  87                21  111           42   300          35   270
+    512x3584     6   20                6.5 27            10   56           9.4  41
 """
 
 from __future__ import annotations
@@ -33,12 +44,15 @@ import torch
 
 from sparsetile.core.device import Machine
 from sparsetile.kernels.bcsr import BLOCK, choose_block_tile
+from sparsetile.kernels.linear_blocks import BLOCKS_UNITS, ROW_BYTES, choose_layer_tile
 from sparsetile.kernels.linear_few import FEW_TOKENS, choose_few_tile
 
 __all__ = ["RATES", "LayerRates", "LayerSize", "choose_method", "predict_methods"]
 
 # Exponent of the norm that joins the two bounds of a dense product.
 _TOGETHER = 4
+# Bytes of a row of a block from which copies use all that L2 reads for them.
+_SECTORS = 64
 _TYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}  # by bytes of an element
 
 
@@ -64,6 +78,15 @@ class LayerRates:
     narrow_dram: float = 0.4767
     item_fixed: float = 0.3453e-6  # an item, beside its blocks
     item_bias: float = 0.651e-6  # added to it by a bias
+    mma_fixed: float = 2.5e-6
+    # Rates over L2's of copies into shared memory, for blocks of 16 (half of a DRAM burst) and
+    # others, and over the flops of mma.sync.
+    mma_narrow: float = 0.57
+    mma_l2: float = 0.92
+    mma_tensor: float = 0.75
+    mma_output: float = 89e-12  # for each element of an item's part of Y, on its SM
+    mma_wait: float = 0.4e-6  # for a stage of the longest item
+    mma_tail: float = 0.25  # of the items that an SM has at once, not hidden by others
     # Start of a dense product that is bound by its weight, from DRAM or L2, or else by its flops.
     dense_fixed: float = 7.283e-6
     dense_near: float = 6.2e-6
@@ -146,6 +169,29 @@ def _blocks_seconds(
     return rates.blocks_fixed + seconds + (rates.item_bias * rounds if bias else 0.0)
 
 
+def _mma_seconds(
+    size: LayerSize, tokens: int, item: int, ceilings: Machine, rates: LayerRates
+) -> float:
+    processors = max(ceilings.processors, 1)
+    tile = choose_layer_tile(
+        tokens, size.unit, size.block_rows, processors, ceilings.shared_processor
+    )
+    items = size.block_rows * tile.slabs(max(tokens, 1))
+    share = rates.mma_l2 if size.unit * item >= _SECTORS else rates.mma_narrow
+    # Of one SM, which has its part of L2's rate and of the flops.
+    copied = tile.stage_bytes * processors / (share * ceilings.l2_gather)
+    flops = 2.0 * tile.tokens * tile.unit * ROW_BYTES / item * processors
+    stage = max(copied, flops / (rates.mma_tensor * ceilings.tensor_flops_16 * 4 / item))
+    mean = size.blocks / size.block_rows
+    per_block = size.unit * item / ROW_BYTES
+    stages = mean * per_block + max(0.5 - per_block / 2, 0.0) * (mean > 0)
+    longest = (mean + 2 * math.sqrt(mean)) * per_block
+    each = rates.mma_output * tile.tokens * tile.unit + stage * stages
+    resident = min(tile.resident, -(-items // processors))
+    busy = each * (items / processors + rates.mma_tail * resident)
+    return rates.mma_fixed + max(busy, each, rates.mma_wait * longest)
+
+
 def _dense_seconds(
     size: LayerSize, tokens: int, item: int, ceilings: Machine, rates: LayerRates
 ) -> float:
@@ -165,15 +211,18 @@ def predict_methods(
 ) -> dict[str, float]:  # fmt: skip
     """Return the seconds of each method, for elements of ``item`` bytes.
 
-    ``blocks`` and ``few`` are infinite if their kernels do not support the blocks or the tokens.
+    ``blocks``, ``mma`` and ``few`` are infinite if their kernels do not support the blocks or the
+    tokens.
     """
-    blocks = few = math.inf
+    blocks = mma = few = math.inf
+    if size.unit in BLOCKS_UNITS and item in (2, 4):
+        mma = _mma_seconds(size, tokens, item, ceilings, rates)
     if size.unit == BLOCK:
         blocks = _blocks_seconds(size, tokens, item, bias, ceilings, rates)
     if tokens <= FEW_TOKENS:
         few = _few_seconds(size, tokens, item, bias, ceilings, rates)
     dense = _dense_seconds(size, tokens, item, ceilings, rates)
-    return {"blocks": blocks, "few": few, "dense": dense}
+    return {"blocks": blocks, "mma": mma, "few": few, "dense": dense}
 
 
 @functools.lru_cache(maxsize=65536)
@@ -184,7 +233,8 @@ def choose_method(
     """Return the fastest of ``methods``; dense unless another is clearly predicted to be faster."""
     seconds = predict_methods(size, tokens, item, bias, ceilings, rates)
     if "few" in methods and seconds["few"] < math.inf:
-        seconds["blocks"] = math.inf  # slower than ``few`` in all of 96 products of few tokens
+        # Slower than ``few`` in all of 96 products of few tokens.
+        seconds["blocks"] = seconds["mma"] = math.inf
     if "dense" in methods:
         seconds["dense"] /= rates.margin
     return min(methods, key=seconds.__getitem__)

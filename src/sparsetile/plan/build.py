@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,13 @@ from sparsetile.tune import (
     choose_order,
     choose_quickly,
     choose_system,
+    source_of,
 )
 
-__all__ = ["build_compared", "build_variant", "later_of", "order_that_pays", "quickly", "sensible"]
+__all__ = [
+    "build_compared", "build_variant", "built_within_memory", "later_of", "notes_on",
+    "order_that_pays", "quickly", "sensible", "within_memory",
+]  # fmt: skip
 
 # Inf and NaN among A's values, as a share of its rows, above which ``auto`` takes the exact system.
 _NOT_FINITE_SHARE = 1e-3
@@ -91,6 +95,49 @@ def later_of(
     return Later(int(account.products) + 1, reorders)
 
 
+def within_memory(request: Request, choose: Callable[[], Choice], notes: list[str]) -> Choice:
+    """Return the choice, or the exact system if comparing others takes more memory than there is.
+
+    ``notes`` gets what a plan should say of that.
+    """
+    try:
+        return choose()
+    except torch.OutOfMemoryError:
+        exact = exact_system(request.device.type).name
+    notes.append(f"memory ran out while systems were compared: {exact} without a comparison")
+    return Choice(exact, "none")
+
+
+def built_within_memory(
+    request: Request, choice: Choice, notes: list[str]
+) -> tuple[Choice, BuiltSystem]:
+    """Build what was chosen, or the exact system if that takes more memory than there is.
+
+    A system that the caller named is not replaced.
+    """
+    exact = exact_system(request.device.type).name
+    try:
+        return choice, choice.build(request)
+    except torch.OutOfMemoryError:
+        if choice.by == "request" or choice.system == exact:
+            raise
+    # Here nothing refers to the traceback any more, and so to the memory of what failed.
+    notes.append(f"memory ran out while {choice.system} was built: {exact} in its place")
+    seconds = choice.seconds if exact in choice.seconds else {}
+    instead = Choice(exact, choice.by if seconds else "none", seconds, choice.measured)
+    return instead, instead.build(request)
+
+
+def notes_on(request: Request, choice: Choice) -> list[str]:
+    """Return what a plan should say of the constants that its choice was predicted with."""
+    if choice.by != "model" or source_of(request.machine) != "scaled":
+        return []
+    return [
+        f"predicted with constants of another GPU, scaled to {request.machine.name}: "
+        "`sparsetile tune --fit` measures them"
+    ]
+
+
 def _guard(request: Request) -> contextlib.AbstractContextManager[Any]:
     device = request.device
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -107,7 +154,7 @@ def build_variant(
     """
     started = time.perf_counter()
     with _guard(request):
-        rejected, later, account = dict[str, list[str]](), None, None
+        rejected, later, account, notes = dict[str, list[str]](), None, None, list[str]()
         by = "request"
         if system == "auto" and tune == "none":
             system, by = exact_system(request.device.type).name, "none"
@@ -122,8 +169,12 @@ def build_variant(
             if not able:
                 raise unsupported(function, rejected, "no system")
             expected = EXPECTED_RUNS if runs is None else runs
-            choice = choose_system(request, able, tune, expected_runs=expected)
-        return _made(request, choice, rejected, report, started, later, account)
+            choice = within_memory(
+                request,
+                lambda: choose_system(request, able, tune, expected_runs=expected),
+                notes,
+            )
+        return _made(request, choice, rejected, report, started, later, account, notes=notes)
 
 
 @outside_modes
@@ -156,15 +207,17 @@ def _made(
     request: Request, choice: Choice, rejected: dict[str, list[str]],
     report: Mapping[str, Any] | None, started: float, later: Later | None = None,
     account: Account | None = None, exact: BuiltSystem | None = None,
+    notes: Sequence[str] = (),
 ) -> Variant:  # fmt: skip
-    csr = request.csr
-    built = choice.build(request)
+    csr, notes = request.csr, list(notes)
+    choice, built = built_within_memory(request, choice, notes)
     work = runner(built.recipe)  # held until the variant holds it, with what it prepared
     work.prepare(request.n, request.dtype, csr.values is not None, csr.device)
     made = {
         "seconds": {"build": time.perf_counter() - started}, "build": dict(built.seconds),
         "considered": dict(choice.seconds), "considered_by": choice.by,
         "measured": sorted(choice.measured), "rejected": rejected,
+        "notes": [*notes, *notes_on(request, choice)],
     }  # fmt: skip
     if account is not None:
         made["account"] = account.report(None)

@@ -87,6 +87,7 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
     if "compile" in spent:
         lines.append(f"  compile   {_milliseconds(spent['compile'])}")
     lines += _choice(info)
+    lines += [f"  note      {text}" for text in info.get("notes", ())]
     lines += _others(info)
     for name, reasons in info.get("rejected", {}).items():
         lines.append(f"  {name:9s} rejected: {'; '.join(reasons)}")

@@ -26,7 +26,15 @@ from sparsetile.intake import CSR, as_csr, current_values
 from sparsetile.intake.csr import COMPLEX, PRODUCT_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
-from sparsetile.plan.build import later_of, order_that_pays, quickly, sensible
+from sparsetile.plan.build import (
+    built_within_memory,
+    later_of,
+    notes_on,
+    order_that_pays,
+    quickly,
+    sensible,
+    within_memory,
+)
 from sparsetile.plan.complex_plan import ComplexPlan
 from sparsetile.plan.complex_products import parts_of
 from sparsetile.plan.devices import usable_device
@@ -252,7 +260,7 @@ def build_plan(
     clock["intake"] = read()
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    permutation, orders = _permutation(reorder, csr), list[str]()
+    permutation, orders, notes = _permutation(reorder, csr), list[str](), list[str]()
     request = Request(csr, n, dtype, permutation, deterministic, ablation, timed, in_place=in_place)
     guard = torch.cuda.device(csr.device) if csr.device.type == "cuda" else contextlib.nullcontext()
     reorders = isinstance(reorder, str) and reorder == system == "auto" and tune != "none"
@@ -262,7 +270,11 @@ def build_plan(
     with guard:
         quick = None if settled else quickly(request, runs)
         if reorders and quick is None:
-            permutation, orders = order_that_pays(request, EXPECTED_RUNS if runs is None else runs)
+            try:
+                expected = EXPECTED_RUNS if runs is None else runs
+                permutation, orders = order_that_pays(request, expected)
+            except torch.OutOfMemoryError:
+                notes.append("memory ran out while row orders were compared: the given order")
     given, entries, column_order = csr, None, None
     if reorder_columns:
         _check_columns_reorder(csr)
@@ -285,11 +297,12 @@ def build_plan(
                 raise unsupported("plan", rejected, "no system" if system == "auto" else system)
             choice = Choice(system, "none" if uncompared else "request")
             if system == "auto":
-                choice = choose_system(
-                    request, able, tune, budget=budget,
+                choose = functools.partial(
+                    choose_system, request, able, tune, budget=budget,
                     expected_runs=EXPECTED_RUNS if runs is None else runs,
                 )  # fmt: skip
-        built = choice.build(request)
+                choice = within_memory(request, choose, notes)
+        choice, built = built_within_memory(request, choice, notes)
         clock["build"] = read()
         work = runner(built.recipe)  # held until the plan holds it, with what it prepared
         work.prepare(n, dtype, csr.values is not None, csr.device)
@@ -304,7 +317,7 @@ def build_plan(
             report={
                 "seconds": spent, "build": dict(built.seconds), "considered": dict(choice.seconds),
                 "considered_by": choice.by, "measured": sorted(choice.measured), "orders": orders,
-                "rejected": rejected,
+                "rejected": rejected, "notes": [*notes, *notes_on(request, choice)],
             } | ({} if account is None else {"account": account.report(runs)}),
         )  # fmt: skip
         variant.later = later

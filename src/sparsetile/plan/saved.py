@@ -241,6 +241,7 @@ def _is_reasons(found: object) -> bool:
 _REPORT: dict[str, Callable[[object], bool]] = {
     "seconds": _is_times, "build": _is_times, "considered": _is_times, "considered_by": _is_text,
     "measured": _is_texts, "orders": _is_texts, "rejected": _is_reasons,
+    "notes": _is_texts,
 }  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from sparsetile.tune.choose import (
 )
 from sparsetile.tune.floor import Floor, floor_seconds
 from sparsetile.tune.kept import kept_timings
+from sparsetile.tune.models import source_of
 from sparsetile.tune.orders import choose_order
 
 __all__ = [
     "EXPECTED_RUNS", "KEPT_RUNS", "MEASURE_SECONDS", "Account", "Choice", "Floor", "choose_order",
     "choose_quickly", "choose_system", "floor_seconds", "kept_timings", "measure_systems",
-    "predict_systems",
+    "predict_systems", "source_of",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.jit import NotCompiled, without_compiling
 from sparsetile.systems.registry import SYSTEMS, exact_system, runner
 from sparsetile.tune.kept import kept_timings, key_of
+from sparsetile.tune.models import corrected, source_of
 
 __all__ = [
     "EXPECTED_RUNS", "MEASURE_SECONDS", "Choice", "choose_system", "close_calls", "measure_systems",
@@ -45,7 +46,8 @@ CLOSE = 1.3
 # The same for matrices that no model was fitted to: of few rows, or nearly dense. (36 x 87482 with
 # a density of 0.2: `rsh` took twice its prediction.)
 FEW_ROWS, NEARLY_DENSE, CLOSE_UNSEEN = 1024, 0.05, 2.0
-MOST_CLOSE = 3
+# Most systems to time, and if the model's constants were scaled from another GPU's.
+MOST_CLOSE, MOST_CLOSE_SCALED = 3, 4
 # The exact system's kernels are compiled for a close call if the fastest took this much longer
 # than predicted. (11,631 rows, 29 entries each, N = 128: `half`, predicted at 19 us, took 26;
 # `csr`, predicted at 21, takes 20.) They take 0.3 s on an H200's host; those of `wcsr` took 2.7 s,
@@ -92,9 +94,13 @@ def predict_systems(request: Request, able: Sequence[str]) -> dict[str, float]:
     asked = request.changed(counts_pairs=counts)
     key = (asked.n, asked.dtype, asked.ablation, asked.ceilings, counts)
     return {
-        name: asked.once(("predicted", name, *key), lambda name=name: SYSTEMS[name].predict(asked))  # type: ignore[misc]
+        name: asked.once(("predicted", name, *key), functools.partial(_predict, name, asked))
         for name in able
     }
+
+
+def _predict(name: str, request: Request) -> float:
+    return corrected(name, request, SYSTEMS[name].predict(request))
 
 
 def _ranked(predicted: Mapping[str, float]) -> list[str]:
@@ -116,13 +122,14 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
     rows, cols = request.csr.shape
-    unseen = rows < FEW_ROWS or request.csr.nnz > NEARLY_DENSE * rows * cols
+    scaled = source_of(request.machine) == "scaled"
+    unseen = scaled or rows < FEW_ROWS or request.csr.nnz > NEARLY_DENSE * rows * cols
     most = (CLOSE_UNSEEN if unseen else CLOSE) * fastest
     near: dict[float, str] = {}  # one of equal predictions: a hybrid without tiles is `csr`
     for name in ranked:
         if predicted[name] <= most:
             near.setdefault(predicted[name], name)
-    names = list(near.values())[:MOST_CLOSE]
+    names = list(near.values())[: MOST_CLOSE_SCALED if scaled else MOST_CLOSE]
     if len(names) == 1 or request.deterministic or request.ablation is not None:
         return []
     if request.device.type == "cuda" and expected_runs >= EXPECTED_RUNS:

@@ -1,15 +1,16 @@
-"""Equation 1 of Voltrix-SpMM fitted on the GPU at hand: what ``sparsetile tune --fit`` does.
+"""What ``sparsetile tune --fit`` does: Equation 1 of Voltrix-SpMM and each system's cost model,
+fitted on the GPU at hand.
 
-Products of generated windows, all with the same number of tiles, are timed at several widths. Four
-fifths of them are fitted to; R² is that of the others, as in the paper. The schedule of ``voltrix``
-uses the ratio of the coefficients.
+For Equation 1, products of generated windows, all with the same number of tiles, are timed at
+several widths. Four fifths of them are fitted to; R² is that of the others, as in the paper. The
+schedule of ``voltrix`` uses the ratio of the coefficients. Systems are in ``fit_systems.py``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,21 +18,28 @@ import torch
 from sparsetile.balance.cost_model import CostModel, Reading, fit_cost_model
 from sparsetile.core.device import machine
 from sparsetile.core.errors import value_error
-from sparsetile.core.fitted import keep_fitted
+from sparsetile.core.fitted import SystemModel, keep_fitted
 from sparsetile.engines.request import Request
 from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.intake.csr import CSR
 from sparsetile.jit.source import device_tree_digest
 from sparsetile.reorder import Permutation
+from sparsetile.systems.registry import candidates
 from sparsetile.tune.choose import measure_systems
+from sparsetile.tune.fit_systems import fit_systems, model_readings, tf32_allowed
 
 __all__ = ["FitFound", "fit_readings", "fit_schedule", "r2_of", "readings_of", "with_window_tiles"]
 
+_IDENTITY = Permutation("identity", None)
+# Of a GPU that has no such schedule.
+NO_MODEL = CostModel(0.0, 0.0)
 # Generated products: windows, tiles of each, width of B.
 WINDOWS, TILES, WIDTHS = (500, 1000, 2000, 4000), (4, 16, 48, 96), (256, 512, 1024)
 COLUMNS, FITTED_SHARE = 8192, 0.8
 # Seconds of measured work per product.
 BUDGET = 0.01
+# Seconds for the products of all systems, mostly to compile kernels; Equation 1 takes about 10.
+SYSTEMS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class FitFound:
     r2_fitted: float
     r2_others: float
     readings: tuple[Reading, ...]
+    systems: Mapping[str, SystemModel] = field(default_factory=dict)
 
 
 def with_window_tiles(tiles: Sequence[int], columns: int, seed: int = 0) -> CSR:
@@ -103,8 +112,12 @@ def fit_readings(readings: Sequence[Reading]) -> FitFound:
     return FitFound(found.model, found.r2, others, tuple(readings))
 
 
-def fit_schedule(device: torch.device) -> FitFound:
-    """Time the products on a GPU, fit, and keep the coefficients for its schedules."""
+def fit_schedule(device: torch.device, matrices: Iterable[CSR] = ()) -> FitFound:
+    """Time the products on a GPU, fit, and keep the coefficients for its schedules and choices.
+
+    ``matrices`` are those that systems are timed on (``fit_systems.MATRICES``). A GPU for which
+    ``voltrix`` has no kernel keeps no coefficients of Equation 1.
+    """
     if device.type != "cuda":
         raise value_error(
             "tune", "--fit", "run on a machine with a GPU", "none", "Run it where the GPU is"
@@ -112,7 +125,7 @@ def fit_schedule(device: torch.device) -> FitFound:
 
     def measure(csr: CSR, name: str, n: int) -> float:
         there = csr.to(device)
-        request = Request(there, n, torch.float32, Permutation("identity", None))
+        request = Request(there, n, torch.float32, _IDENTITY)
         seconds, _ = measure_systems(request, ["voltrix"], {}, BUDGET)
         if "voltrix" not in seconds:
             raise value_error(
@@ -121,9 +134,20 @@ def fit_schedule(device: torch.device) -> FitFound:
             )  # fmt: skip
         return seconds["voltrix"]
 
-    found = fit_readings(readings_of(measure))
+    found = FitFound(NO_MODEL, 0.0, 0.0, ())
+    if "voltrix" in able_systems(device):
+        found = fit_readings(readings_of(measure))
+    found = replace(found, systems=fit_systems(model_readings(device, matrices, SYSTEMS_SECONDS)))
+    model = asdict(found.model) if found.readings else {}
     keep_fitted(
-        machine(device).name, device_tree_digest(), asdict(found.model),
-        found.r2_fitted, found.r2_others,
+        machine(device).name, device_tree_digest(), model, found.r2_fitted, found.r2_others,
+        found.systems,
     )  # fmt: skip
     return found
+
+
+def able_systems(device: torch.device) -> list[str]:
+    """Return the systems that can multiply a small matrix there, in float32 as TF32."""
+    request = Request(with_window_tiles([1], 8).to(device), 8, torch.float32, _IDENTITY)
+    with tf32_allowed():
+        return candidates(request)[0]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparsetile.core.device import capability
 from sparsetile.jit import KernelSource, ParamStruct, load
 from sparsetile.jit.params import Field
 from sparsetile.jit.source import ConfigValue
@@ -22,7 +23,7 @@ MMA_TYPES = (F32, F16, BF16)
 NAMES = {F32: "F32", F16: "F16", BF16: "BF16", F64: "F64", FP8: "E4M3"}  # traits of device code
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+HOPPER = torch.cuda.is_available() and capability(0) == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="no sm_90 GPU here")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.core.device import machine
+from sparsetile.core.device import capability, machine
 from sparsetile.jit import LoadedKernel
 from sparsetile.jit.loader import (
     PreparedLaunch,
@@ -55,7 +55,7 @@ class FewTokens:
             found.append(f"takes blocks of {FEW_UNITS}, not {self._unit}")
         if self.cols % FEW_COLUMNS:
             found.append(f"takes inputs of a multiple of {FEW_COLUMNS} features, not {self.cols}")
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _AMPERE:
+        if device.type != "cuda" or capability(device) < _AMPERE:
             found.append("needs a GPU of sm_80 or newer")
         return found
 

@@ -67,7 +67,9 @@ class BCSRSystem(System):
     deterministic = True
     architectures = "sm_90a"
     rounds_to_tf32 = True
-    kernels = ("spmm_bcsr", "linear_few", "tf32_operand", "spmm_csr", "repair_strided")
+    kernels = (
+        "spmm_bcsr", "linear_few", "linear_blocks", "tf32_operand", "spmm_csr", "repair_strided",
+    )  # fmt: skip
     ablations = (*LADDER, *COLUMNS)
 
     def further_reasons(self, request: Request) -> list[str]:

@@ -35,12 +35,14 @@ from sparsetile.kernels.bmat import (
     WIDTHS,
     Pipe,
     choose_pipe,
+    most_shared_bytes,
     row_pieces,
     slab_width,
     widest_slab,
 )
 from sparsetile.kernels.csr import MANY_RELOADS
 from sparsetile.launch.geometry import ACCESS_BYTES
+from sparsetile.systems.requirements import bulk_reasons, shared_reasons, tile_reasons
 from sparsetile.systems.tiles import TileSystem
 from sparsetile.systems.voltrix.cost import STACK_SHARE, predict_voltrix, schedule_costs
 from sparsetile.systems.voltrix.runner import VoltrixRunner
@@ -132,11 +134,17 @@ class VoltrixSystem(TileSystem):
     name = "voltrix"
     summary = "Voltrix-SpMM: bulk copies of wide rows of B, 16x8 bitmap tiles, TF32 or 16-bit"
     dtypes = tuple(ELEMENTS)
-    architectures = "sm_90a"
+    architectures = "sm_90 and newer"
     kernels = ("spmm_bmat", "redo_bmat")
     ablations = (*LADDER, MULTITIER, CONTIGUOUS, GREEDY, UNBALANCED, TALL, SHORT)
     contract_ablations = (None, BITS, TALL)
     runner = VoltrixRunner
+
+    def further_reasons(self, request: Request) -> list[str]:
+        found = [*tile_reasons(request), *bulk_reasons(request)]
+        if found or request.dtype not in self.dtypes:
+            return found
+        return shared_reasons(request, most_shared_bytes(request.dtype, request.n))
 
     def predict(self, request: Request) -> float:
         return predict_voltrix(request)

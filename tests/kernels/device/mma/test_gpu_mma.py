@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparsetile.core.device import capability
 from tests.kernels.device.mma import sources
 from tests.kernels.device.primitives import (
     BF16,
@@ -89,7 +90,7 @@ def test_rounding_to_tf32_transposing_four_lanes_and_pairs_of_16_bits(out_dtype)
     )  # fmt: skip
     found = rounded.cpu().numpy().view(np.uint32) & np.uint32(0xFFFFE000)
     numbers = ~np.isnan(given)
-    even = torch.cuda.get_device_capability() >= (9, 0)
+    even = capability(0) >= (9, 0)
     assert np.array_equal(found[numbers], tf32(given.view(np.uint32), even)[numbers])
     assert np.isnan(found[~numbers].view(np.float32)).all()
     before = torch.arange(1024).reshape(64, 4, 4)  # four lanes of four words
