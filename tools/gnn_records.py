@@ -30,7 +30,7 @@ from sparsetile.data.generators import SPEC_PREFIX
 from sparsetile.intake import CSR
 from sparsetile.nn.gcn import gcn_matrix
 from sparsetile.reorder import REORDERERS
-from tools.gnn_training import CLASSES, FEATURES, LABELS, PATHS, SETTINGS, train
+from tools.gnn_training import CLASSES, DEFAULT_PATHS, FEATURES, LABELS, PATHS, SETTINGS, train
 
 SCHEMA = 1
 # ``a|b`` means the first that exists.
@@ -54,7 +54,7 @@ _HALF_BOUND = 2e-2
 # differs by up to 1.3 % in float32 and 3.6 % in bfloat16.
 _LATER = 4
 # The reference path is the first of these that was measured.
-_REFERENCES = ("pyg-sparse", "pyg-edges")
+_REFERENCES = ("pyg-sparse", "pyg-edges", "torch-sparse")
 # The reference with rounded operands. If it was measured, others may differ by this many times its
 # own difference, which rounding alone causes, if that is more than the bounds above.
 _CONTROL, _OF_CONTROL = "pyg-rounded", 2.0
@@ -69,7 +69,7 @@ class Selection:
     graphs: Sequence[str] = GRAPHS
     settings: Sequence[str] = tuple(SETTINGS)
     dtypes: Sequence[str] = ("float32",)
-    paths: Sequence[str] = tuple(PATHS)
+    paths: Sequence[str] = DEFAULT_PATHS
     orders: Sequence[str] = ("auto",)
 
     def checked(self) -> Selection:
@@ -330,7 +330,9 @@ def gnn_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     rows = []
     for record in records:
         runs = groups[tuple(record[name] for name in _SAME)] if record["status"] == "ok" else {}
-        sparse, edges = runs.get("pyg-sparse", {}), runs.get("pyg-edges", {})
+        # PyG multiplies a sparse tensor by torch's product.
+        sparse = runs.get("pyg-sparse") or runs.get("torch-sparse", {})
+        edges = runs.get("pyg-edges", {})
         kept = ("matrix", "setting", "dtype", "path", "reorder", "status")
         found = ("prepare_seconds", "peak_bytes", "loss_difference")
         rows.append(

@@ -28,7 +28,7 @@ from sparsetile.core.epoch import changed
 from sparsetile.core.timer import Samples
 from sparsetile.formats.values import round_tf32
 from sparsetile.intake import CSR
-from sparsetile.plan.planner import plan
+from sparsetile.plan.planner import build_plan
 
 FEATURES = 128
 CLASSES = 16
@@ -169,10 +169,21 @@ def _pyg_edges(matrix: CSR, width: int, reorder: str) -> Prepared:
     return _apart(lambda x: layer(x, edges, matrix.values, size))
 
 
-def _sparsetile(matrix: CSR, width: int, reorder: str, fused: bool = False) -> Prepared:
+def _torch_sparse(matrix: CSR, width: int, reorder: str) -> Prepared:
+    """torch's product of a sparse CSR tensor, which needs no PyG."""
+    A = _sparse_tensor(matrix)
+    return _apart(lambda x: A @ x)
+
+
+def _sparsetile(
+    matrix: CSR, width: int, reorder: str, fused: bool = False, system: str = "auto",
+    ablation: str | None = None,
+) -> Prepared:  # fmt: skip
     """A plan instead of ``adj_t``; fused: with bias and ReLU in the product's kernel."""
     assert matrix.values is not None
-    made = plan(matrix, width, dtype=matrix.values.dtype, reorder=reorder)
+    made = build_plan(
+        matrix, width, dtype=matrix.values.dtype, reorder=reorder, system=system, ablation=ablation
+    )
     info = made.info
     choices = {"system": made.system, "seconds": info["seconds"], "bytes": info["format_bytes"]}
     if not fused:
@@ -182,11 +193,36 @@ def _sparsetile(matrix: CSR, width: int, reorder: str, fused: bool = False) -> P
 
 _fused = functools.partial(_sparsetile, fused=True)
 
-# PyG's first: the others' losses are compared with theirs.
+
+def _no_gpu(matrix: CSR, width: int) -> str | None:
+    return None if matrix.device.type == "cuda" else "this system needs a GPU"
+
+
+def _backend(system: str, ablation: str | None = None) -> Path:
+    """A plan of one system, so that the papers' systems train the same network."""
+    prepare = functools.partial(_fused, system=system, ablation=ablation)
+    return Path(prepare, "system", missing=_no_gpu)
+
+
+# One system each: the five papers', and csr beside them. By default brp runs as csr; 1x4 are the
+# paper's groups.
+BACKENDS: dict[str, Path] = {
+    "sparsetile-csr": _backend("csr"),
+    "sparsetile-acc": _backend("acc"),
+    "sparsetile-rsh": _backend("rsh"),
+    "sparsetile-brp": _backend("brp"),
+    "sparsetile-brp-1x4": _backend("brp", "1x4"),
+    "sparsetile-voltrix": _backend("voltrix"),
+    "sparsetile-wcsr": _backend("wcsr"),
+}
+_WITHOUT_PYG = "torch-sparse"
+
+# The others' losses are compared with those of the first: PyG's, or torch's where there is no PyG.
 PATHS: dict[str, Path] = {
     "pyg-sparse": Path(_pyg_sparse, missing=_without_pyg),
     "pyg-rounded": Path(_pyg_rounded, "control", _not_float32),
     "pyg-edges": Path(_pyg_edges, missing=_large_messages),
+    _WITHOUT_PYG: Path(_torch_sparse),
     "sparsetile": Path(_sparsetile, "system"),
     "sparsetile-fused": Path(_fused, "system"),
     "sparsetile-cudagraph": Path(
@@ -196,7 +232,10 @@ PATHS: dict[str, Path] = {
         ),
     ),
     "no-product": Path(lambda matrix, width, reorder: _apart(lambda x: x), "bound"),
+    **BACKENDS,
 }  # fmt: skip
+# What is trained if no path is named.
+DEFAULT_PATHS = tuple(name for name in PATHS if name not in (_WITHOUT_PYG, *BACKENDS))
 
 
 @dataclass(frozen=True)

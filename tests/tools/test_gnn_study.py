@@ -9,7 +9,7 @@ import pytest
 import torch
 from tools.gnn_records import geometric_means, gnn_rows
 from tools.gnn_study import main
-from tools.gnn_training import PATHS, SETTINGS, Prepared, Setting, train
+from tools.gnn_training import DEFAULT_PATHS, PATHS, SETTINGS, Prepared, Setting, train
 from torch import Tensor
 
 from sparsetile.bench.record import read_records
@@ -23,7 +23,7 @@ from tools import gnn_training as training
 
 pytest.importorskip("torch_geometric")
 GRAPH = "gen:power_law?rows=120&nnz=900&seed=1"
-HOST_PATHS = ("pyg-sparse", "pyg-edges", "sparsetile", "sparsetile-fused")
+HOST_PATHS = ("pyg-sparse", "pyg-edges", "torch-sparse", "sparsetile", "sparsetile-fused")
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +184,9 @@ def test_a_record_is_judged_again_when_it_is_read(tmp_path):
 def test_records_are_written_and_resumed(tmp_path):
     out, said = tmp_path / "gnn.jsonl", []
     outcome = gnn.run_gnn(select(), out=out, say=said.append)
-    assert outcome.measured == len(PATHS) and outcome.resumed == 0
+    assert outcome.measured == len(DEFAULT_PATHS) and outcome.resumed == 0
     by_path = {record["path"]: record for record in outcome.records}
-    for name in HOST_PATHS:
+    for name in set(HOST_PATHS) & set(by_path):
         record = by_path[name]
         assert record["status"] == "ok" and len(record["losses"]) == 5
         assert record["total_seconds"] == record["prepare_seconds"] + record["train_seconds"]
@@ -197,15 +197,44 @@ def test_records_are_written_and_resumed(tmp_path):
     assert by_path["sparsetile-cudagraph"]["status"] == "skipped"
     assert by_path["no-product"]["status"] == "ok" and by_path["no-product"]["reference"] is None
     assert by_path["no-product"]["losses"] != by_path["pyg-sparse"]["losses"]
-    assert len(read_records(out, gnn.validate_training)[0]) == len(PATHS)
+    assert len(read_records(out, gnn.validate_training)[0]) == len(DEFAULT_PATHS)
 
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:3]) + lines[3][:40])  # a run killed while it wrote
     again = gnn.run_gnn(select(), out=out)
-    assert (again.resumed, again.measured) == (2, len(PATHS) - 2)
+    assert (again.resumed, again.measured) == (2, len(DEFAULT_PATHS) - 2)
     assert [record["key"] for record in again.records] == [r["key"] for r in outcome.records]
     longer = gnn.run_gnn(select(epochs=6, paths=("sparsetile",)), out=out)
     assert longer.measured == 1 and longer.records[0]["reference"] is None
+
+
+def test_each_paper_s_system_trains_the_same_network(tmp_path):
+    """On the host they are only named: a record says why, and torch's product is the reference."""
+    systems = {"csr", "acc", "rsh", "brp", "brp-1x4", "voltrix", "wcsr"}
+    assert {f"sparsetile-{name}" for name in systems} == set(training.BACKENDS)
+    paths = ("torch-sparse", "sparsetile", *training.BACKENDS)
+    outcome = gnn.run_gnn(select(paths=paths), out=tmp_path / "gnn.jsonl")
+    by_path = {record["path"]: record for record in outcome.records}
+    assert by_path["sparsetile"]["reference"] == "torch-sparse"
+    assert by_path["sparsetile"]["status"] == "ok"
+    for name in training.BACKENDS:
+        assert by_path[name]["reason"] == "this system needs a GPU"
+    rows = {row["path"]: row for row in gnn_rows(outcome.records)}
+    assert rows["sparsetile"]["step_over_sparse"] > 0
+
+
+def test_a_backend_plans_its_own_system(matrix, monkeypatch):
+    planned = []
+
+    def planning(*args, **more):
+        planned.append((more["system"], more["ablation"]))
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(training, "build_plan", planning)
+    for path in training.BACKENDS.values():
+        with pytest.raises(RuntimeError, match="planned"):
+            path.prepare(matrix, 16, "auto")
+    assert ("brp", "1x4") in planned and ("voltrix", None) in planned
 
 
 def test_a_product_that_is_wrong_is_recorded_as_wrong(tmp_path, monkeypatch, capsys):
@@ -238,7 +267,7 @@ def test_a_run_that_fails_costs_its_own_record(tmp_path, monkeypatch):
 
 def test_no_run_begins_after_the_time_limit(tmp_path):
     outcome = gnn.run_gnn(select(), out=tmp_path / "gnn.jsonl", time_limit=1e-9)
-    assert outcome.measured == 0 and outcome.not_run == len(PATHS) and not outcome.records
+    assert outcome.measured == 0 and outcome.not_run == len(DEFAULT_PATHS) and not outcome.records
 
 
 def test_graphs_that_are_absent_are_named_and_stand_ins_take_their_place(tmp_path):
