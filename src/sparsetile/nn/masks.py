@@ -57,8 +57,8 @@ def unpack_bits(bits: Tensor, cols: int) -> Tensor:
         cells = np.unpackbits(bits.numpy(), axis=-1, count=cols, bitorder="little")
         return torch.from_numpy(cells).view(torch.bool)
     shifts = torch.arange(_BYTE, dtype=torch.uint8, device=bits.device)
-    cells = (bits[:, :, None] >> shifts) & 1
-    return cells.flatten(1)[:, :cols].to(torch.bool)
+    each = (bits[:, :, None] >> shifts) & 1
+    return each.flatten(1)[:, :cols].to(torch.bool)
 
 
 def places_of(bits: Tensor, cols: int, count: int) -> Tensor:
