@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -80,6 +81,18 @@ def test_what_is_pruned_after_sparsify_is_recorded(tmp_path):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     close(logits(again), logits(model))
     assert again.model.layers[0].self_attn.q_proj.sparsity == pytest.approx(0.8, abs=1e-3)
+
+
+def test_a_copy_records_itself(tmp_path):
+    model = sparsify_(model_of(), CONFIGS["unstructured"])
+    other = copy.deepcopy(model)
+    other.model.layers[0].self_attn.q_proj.prune_(0.9)
+    for number, each in enumerate((model, other)):
+        each.save_pretrained(tmp_path / str(number))
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(number)).eval()
+        close(logits(again), logits(each))
+    assert again.hf_quantizer.is_trainable and again.hf_quantizer.is_qat_trainable
+    assert again.hf_quantizer.is_compileable
 
 
 def test_dtype_of_from_pretrained_is_that_of_the_weights(tmp_path):

@@ -140,11 +140,13 @@ def _semi_structured(layer: Layer, key: Hashable) -> Made:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         weight: Any = torch.sparse.to_sparse_semi_structured(layer.to_dense().contiguous())
+    rows = layer.out_features
     parts = [getattr(weight, name, None) for name in ("packed", "meta", "packed_t", "meta_t")]
     nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias)
+        X = x.reshape(-1, x.shape[-1]).contiguous()  # torch's kernels take a matrix
+        return functional.linear(X, weight, bias).reshape(*x.shape[:-1], rows)
 
     return Made("2:4", key, nbytes, product)
 

@@ -54,8 +54,8 @@ def _on_host(bits: Tensor) -> bool:
 def unpack_bits(bits: Tensor, cols: int) -> Tensor:
     """Return the mask [rows, columns] of its bits."""
     if _on_host(bits):  # 40 times faster than torch's operations
-        cells = np.unpackbits(bits.numpy(), axis=-1, count=cols, bitorder="little")
-        return torch.from_numpy(cells).view(torch.bool)
+        unpacked = np.unpackbits(bits.numpy(), axis=-1, count=cols, bitorder="little")
+        return torch.from_numpy(unpacked).view(torch.bool)
     shifts = torch.arange(_BYTE, dtype=torch.uint8, device=bits.device)
     each = (bits[:, :, None] >> shifts) & 1
     return each.flatten(1)[:, :cols].to(torch.bool)

@@ -89,7 +89,9 @@ def _classes() -> type[Any]:
 
         def __deepcopy__(self, memo: Any) -> SparsetileConfig:
             made = SparsetileConfig(self.to_dict()["layers"])
-            made._model = self._model
+            model = None if self._model is None else self._model()
+            if id(model) in memo:  # the model is copied too
+                made.follow(memo[id(model)])
             return made
 
     @register_quantizer(METHOD)
@@ -114,6 +116,10 @@ def _classes() -> type[Any]:
 
         @property
         def is_trainable(self) -> bool:
+            return True
+
+        @property
+        def is_qat_trainable(self) -> bool:  # transformers' Trainer asks for it
             return True
 
         @property

@@ -57,9 +57,10 @@ class SparseConfig:
     prefer : {"speed", "memory"}
         As in :class:`SparseLinear`.
     join_gate_up : bool or tuple of classes
-        Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`). True: in the
-        feed-forward layers of transformers that are known to be one, such as ``LlamaMLP``. Add
-        your own classes, which must compute ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``.
+        Whether gate and up of a SwiGLU become one product (:class:`SparseSwiGLU`); of blocks only.
+        True: in the feed-forward layers of transformers that are known to be one, such as
+        ``LlamaMLP``. Add your own classes, which must compute
+        ``down_proj(act_fn(gate_proj(x)) * up_proj(x))``.
     weight_dtype : torch.dtype or None
         ``torch.float8_e4m3fn`` rounds kept weights to FP8 (``SparseLinear.quantize_``); None
         keeps their type.
