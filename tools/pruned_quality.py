@@ -379,10 +379,10 @@ def main(arguments: Sequence[str]) -> int:
     device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     end = time.perf_counter() + asked.time_limit
     # The folder is of the machine that measured.
-    said = [word if word != str(asked.out) else asked.out.name for word in arguments]
+    shown = [word if word != str(asked.out) else asked.out.name for word in arguments]
     head = {
         "suite": "pruned_quality", "commit": asked.commit or commit(),
-        "command": shlex.join(["python", "-m", "tools.pruned_quality", *said]),
+        "command": shlex.join(["python", "-m", "tools.pruned_quality", *shown]),
         "environment": describe_environment(device.type),
     }  # fmt: skip
     parts: list[Iterator[dict[str, Any]]] = []
