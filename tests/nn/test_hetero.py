@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +176,10 @@ def test_to_hetero_checks_self_loops_as_pyg_does():
     net = Net(ours, lambda module: module.GATConv((-1, -1), 5))
     with pytest.raises(ValueError, match=r"'add_self_loops' .* 'GATConv\("):
         ours.to_hetero(net, METADATA)
+
+
+def test_to_hetero_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    expected = "to_hetero: torch_geometric must be installed, got no such package. Run pip install"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        ours.to_hetero(nn.Linear(2, 2), METADATA)

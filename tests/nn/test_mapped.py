@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsetile.nn import GCNConv, GINConv, GraphConv, SAGEConv, clear_graph_cache, gcn, two_maps
+from sparsetile.nn import (
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    cache,
+    clear_graph_cache,
+    gcn,
+    two_maps,
+)
+from sparsetile.plan.family import Family
+from sparsetile.plan.variant import Later
 from tests.nn.cases import NODES, directed_graph
 
 WIDTH = 6
@@ -176,3 +187,35 @@ def test_the_sum_of_gin_is_one_node_unless_eps_is_trained(train_eps, edge_index)
     with torch.no_grad():
         layer.eps.fill_(1.0)
     torch.testing.assert_close(layer(x, edge_index), wanted + 0.75 * x)
+
+
+def test_products_are_counted_until_the_system_is_settled(edge_index, monkeypatch):
+    compared: list[int] = []
+
+    def compare(family: Family, n: int) -> None:
+        compared.append(n)
+        family.settled(family.forward)
+
+    monkeypatch.setattr(Family, "_compare", compare)
+    layer, x = GCNConv(WIDTH, 3), torch.randn(NODES, WIDTH)
+    layer(x, edge_index)
+    ((graph,),) = [[graph for _, graph in cache._graphs.values()]]
+    (pair,) = graph._pairs.values()
+    later = pair.variant.later = Later(3, False)
+    for left in (2, 1, 0):
+        assert nodes_of(layer(x, edge_index)) == {"_MappedBackward"}
+        assert later.left == left
+    assert len(compared) == 1 and pair.variant.later is None
+    layer(x, edge_index)
+    assert len(compared) == 1 and list(graph._pairs.values()) == [pair]
+
+
+def test_new_values_of_a_plan_end_its_pairs(edge_index):
+    layer, x = GCNConv(WIDTH, 3), torch.randn(NODES, WIDTH)
+    layer(x, edge_index)
+    ((graph,),) = [[graph for _, graph in cache._graphs.values()]]
+    (pair,) = graph._pairs.values()
+    pair.family.set_values(pair.variant.values * 2)
+    assert not pair.current()
+    with pytest.raises(RuntimeError, match="A's values must stay as they are"):
+        pair.gradient(torch.randn(NODES, 3), None)

@@ -354,3 +354,21 @@ def test_a_batch_of_matrices_is_pyg_s():
         spmm(batch, torch.ones(2, 3, 4))
     (row,) = sparsetile.pyg.report().rows
     assert (row.ran, row.why) == ("PyG", "the matrix is batched or has dense dimensions")
+
+
+@pytest.mark.parametrize("order", ["col", None])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_spmm_takes_edges_in_any_order(reduce, order):
+    edges = graph("col")
+    if order is None:
+        shuffled = edges.as_tensor()[:, torch.randperm(edges.shape[1])]
+        edges = EdgeIndex(shuffled, sparse_size=(ROWS, COLUMNS))
+    other = torch.randn(COLUMNS, WIDTH, requires_grad=True)
+    with pytest.raises(ValueError, match="sorted by rows"):
+        spmm(edges, other, reduce)
+    expected = outcome(lambda x: reference(edges, x, None, reduce, False), other)
+    with sparsetile.pyg.patch():
+        found = outcome(lambda x: torch_geometric.utils.spmm(edges, x, reduce), other)
+        (row,) = sparsetile.pyg.report().rows
+    assert (row.name, row.ran) == ("utils.spmm", "sparsetile")
+    torch.testing.assert_close(found, expected)

@@ -461,7 +461,7 @@ class Graph:
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         found = self._pairs.get(key)
-        if found is not None and found.current and not (self.short_lived or expects_many()):
+        if found is not None and not self.short_lived and found.current():
             return found
         given = weights()
         if given is not None and given.key is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from sparsetile.core.errors import describe
 from sparsetile.nn.cheb import ChebConv
 from sparsetile.nn.gcn import GCNConv
 from sparsetile.nn.gin import GINConv
@@ -69,7 +70,18 @@ def to_hetero(
     >>> out["film"].shape
     torch.Size([2, 4])
     """
-    from torch_geometric import nn as pyg
+    try:
+        from torch_geometric import nn as pyg
+    except ModuleNotFoundError as error:
+        if error.name != "torch_geometric":
+            raise  # PyG is installed, but one of its dependencies is missing
+        raise ModuleNotFoundError(
+            describe(
+                "to_hetero", "torch_geometric", "installed", "no such package",
+                "Run pip install torch-geometric",
+            ),
+            name=error.name,
+        ) from None  # fmt: skip
 
     class Placeholder(pyg.MessagePassing):  # type: ignore[misc]
         """Stands for a layer while PyG transforms the model."""

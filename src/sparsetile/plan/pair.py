@@ -40,10 +40,15 @@ class Pair(NamedTuple):
     version: int
     reduce: str
 
-    @property
     def current(self) -> bool:
-        """Whether the values are still those that the pair was made with."""
-        return self.family.version == self.version and self.family.follow is None
+        """Count a product, and return whether the pair still computes it: values and system are
+        those that it was made with."""
+        family, variant = self.family, self.variant
+        if family.version != self.version or family.follow is not None:
+            return False
+        if variant.later is not None:
+            return family.counted(variant) is variant
+        return family.forward is variant
 
     def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the reduction of B and, of maxima and minima, which have no bias, the winners."""
@@ -82,9 +87,11 @@ def pair_of(plan: Plan, reduce: str, differentiable: bool) -> Pair | None:
     What the gradient of B needs is built now, if it is ``differentiable``.
     """
     family, variant = plan._family, plan._variant
+    if variant.later is not None:
+        variant = family.counted(variant)
     if (
         variant.transposed
-        or variant.later is not None  # its products are counted
+        or variant is not family.forward
         or variant.dtype is FP8
         or family.widths is not None
         or family.follow is not None

@@ -28,9 +28,9 @@ from sparsetile.pyg.wrapping import take_place
 __all__ = ["LAYERS", "new_forward"]
 
 # Numbers of edges × channels of a head below which a TransformerConv with edges' features is left
-# to PyG on a GPU: a head's products take the host 1.25 ms a step, PyG's passes 0.095 ns a number
-# (H200, 8 × 32, 200,000 and 1 M edges: 10.0 and 15.0 ms, PyG 4.9 and 23.0).
-LEAST_BY_HEAD = 13_000_000
+# to PyG on a GPU: ours takes the host 2.8 ms a step whatever the size (H200, 8 heads: PyG 1.9 ms at
+# 89,000 edges × 8 channels, 2.6 at 89,000 × 32; 4.9 at 186,000 × 32, where ours takes 3.8).
+LEAST_BY_HEAD = 3_500_000
 _EDGE_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
 

@@ -130,21 +130,32 @@ def new_spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     "Call the layer outside of sparsetile.pyg.patch()."
                 )
             return src.multiply(other)
-        if kind_of(src) is not Kind.EDGE_INDEX:  # PyG calls its ``matmul``
-            product = _matrix_product(src, other, reduce)
-            if isinstance(product, Tensor):
-                count("utils.spmm")
-                return product
-            count("utils.spmm", product)
+        edges = kind_of(src) is Kind.EDGE_INDEX
+        if edges and src.is_sorted_by_row:  # PyG calls its ``matmul``
+            return original(src, other, reduce)
+        # PyG's ``matmul`` refuses edges in another order.
+        product = (
+            _edges_product(src, other, None, reduce, False, in_order=False)
+            if edges
+            else _matrix_product(src, other, reduce)
+        )
+        if isinstance(product, Tensor):
+            count("utils.spmm")
+            return product
+        count("utils.spmm", product)
         return original(src, other, reduce)
 
     return take_place(original, spmm)
 
 
 def _edges_product(
-    edges: Any, other: Tensor, value: Tensor | None, reduce: str, transpose: bool
-) -> Tensor | str:
-    """Return A · other of A[edges[0], edges[1]] or of its transpose, or why PyG must compute it."""
+    edges: Any, other: Tensor, value: Tensor | None, reduce: str, transpose: bool,
+    in_order: bool = True,
+) -> Tensor | str:  # fmt: skip
+    """Return A · other of A[edges[0], edges[1]] or of its transpose, or why PyG must compute it.
+
+    ``in_order``: whether edges have to be sorted as PyG's product requires.
+    """
     if why := reasons.traced():
         return why
     reduce = reduce.removeprefix("a") if reduce in ("amax", "amin") else reduce
@@ -152,9 +163,9 @@ def _edges_product(
         return reasons.OTHER_REDUCE
     if other.dim() != 2:
         return "features do not have two dimensions"
-    if _is_small(edges, other, value, reduce, transpose):
+    if in_order and _is_small(edges, other, value, reduce, transpose):
         return "few edges: PyG is faster on a CPU"
-    if not (edges.is_sorted_by_col if transpose else edges.is_sorted_by_row):
+    if in_order and not (edges.is_sorted_by_col if transpose else edges.is_sorted_by_row):
         return "edges are not sorted as matmul requires"
     if why := refusal(other, value):
         return why
