@@ -12,6 +12,8 @@ import torch
 from sparsetile.bench.driver import Outcome
 from sparsetile.bench.record import append_record
 from sparsetile.cli import main
+from sparsetile.data.generators import random
+from sparsetile.intake import write_npz
 
 from .fakes import failed, record
 
@@ -199,3 +201,28 @@ def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
     out = tmp_path / "r.md"
     assert main(["report", str(first), str(second), "--markdown", str(out)]) == 0
     assert "Test GPU" in out.read_text() and "Other GPU" in out.read_text()
+
+
+def test_a_file_or_a_folder_is_measured_as_a_suite_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("one", "two"):
+        write_npz(folder / f"{name}.npz", random(30, 20, nnz=50, seed=1))
+    asked: list[list[tuple[str, int, str]]] = []
+
+    def run_suite(expansion: Any, options: Any, **_: Any) -> Outcome:
+        assert options.device == "cpu"
+        asked.append([(each.matrix.name, each.n, each.system) for each in expansion.entries])
+        assert {each.suite for each in expansion.entries} == {expansion.suite.name}
+        return Outcome()
+
+    monkeypatch.setattr("sparsetile.bench.driver.run_suite", run_suite)
+    monkeypatch.chdir(tmp_path)
+    for word in ("mine", "mine/one.npz"):
+        assert main(["bench", word, "-n", "8", "--device", "cpu"]) == 0
+    assert {name for name, _, _ in asked[0]} == {"one", "two"}
+    assert {(name, n) for name, n, _ in asked[1]} == {("one", 8)}
+    assert {"cpu", "scipy", "torch-csr"} <= {system for _, _, system in asked[1]}
+    _fails(capsys, ["bench", "mine", "--data", "mine"], "bench: --data must be omitted with a file")

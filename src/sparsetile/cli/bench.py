@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +16,12 @@ from sparsetile.cli.console import note, note_some, print_json, print_text
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 
+if TYPE_CHECKING:
+    from sparsetile.bench.suites import Suite
+
 __all__ = ["bench"]
+
+MATRIX_SUFFIXES = (".npz", ".mtx", ".mtx.gz")
 
 _DEVICES = ("auto", "cuda", "cpu")
 
@@ -44,7 +50,10 @@ def _seconds(option: str, value: float) -> float:
 
 def bench(
     suite: Annotated[
-        str | None, typer.Argument(help="Suite's name or .toml file; --list shows them.")
+        str | None,
+        typer.Argument(
+            help="Suite or .toml file (--list shows them), or your own matrix file or folder."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of matrix files (.npz, .mtx, .mtx.gz).")
@@ -148,6 +157,37 @@ def _chosen_device(asked: str, suite_device: str) -> str:
     return device
 
 
+def _names_matrices(name: str) -> bool:
+    from sparsetile.bench.suites import suite_names
+
+    path = Path(name)
+    file = path.is_file() and name.endswith(MATRIX_SUFFIXES)
+    return file or (path.is_dir() and name not in suite_names())
+
+
+def _own_suite(path: Path, data: Path | None, asked_device: str) -> tuple[Suite, Path]:
+    """Return what measures a file, or every file of a folder, on the device; and the folder."""
+    import torch
+
+    from sparsetile.bench.suites import load_suite
+
+    if data is not None:
+        raise value_error(
+            "bench", "--data", "omitted with a file or folder of matrices", repr(str(data)),
+            "Name one of both",
+        )  # fmt: skip
+    on_gpu = asked_device != "cpu" and torch.cuda.is_available()
+    base = load_suite("all" if on_gpu else "cpu")
+    end = next((end for end in MATRIX_SUFFIXES if path.name.endswith(end)), "")
+    stem = path.resolve().name.removesuffix(end)
+    names = ("*",) if path.is_dir() else (stem,)
+    part = dataclasses.replace(base.parts[0], matrices=names)
+    own = dataclasses.replace(
+        base, name=stem, title=stem, about="", parts=(part,), ladders=(), published=()
+    )
+    return own, path if path.is_dir() else path.parent
+
+
 def _run(
     name: str | None, data: Path | None, asked_device: str, out: Path | None,
     narrowed: dict[str, Any], run: dict[str, Any], as_json: bool,
@@ -161,7 +201,11 @@ def _run(
     known = suite_names()
     if name is None:
         raise value_error("bench", "SUITE", f"one of {known}", "nothing", "Name a suite")
-    suite = load_suite(name if name.endswith(".toml") else one_of("bench", "suite", name, known))
+    if _names_matrices(name):
+        suite, data = _own_suite(Path(name), data, asked_device)
+    else:
+        named = name if name.endswith(".toml") else one_of("bench", "suite", name, known)
+        suite = load_suite(named)
     device = _chosen_device(asked_device, suite.device)
     expansion = expand(suite, data=data, device=device, **narrowed)
     path = out or Path(f"sparsetile-{suite.name}.jsonl")

@@ -92,7 +92,7 @@ _DIGEST = hashlib.sha256(
 
 
 def _entry_point(function: Callable[..., Any]) -> Any:
-    return entry_point(function, _DIGEST)
+    return entry_point(function, _DIGEST, scalars=True)
 
 
 @inlined
