@@ -198,3 +198,32 @@ def test_every_type_and_an_empty_layer_have_a_prediction(item):
         for tokens in (0, 1, 16, 100):
             for seconds in predict_methods(size, tokens, item, True, H200).values():
                 assert seconds > 0
+
+
+# Development readings on an H200 of ``mma`` at 90 %, BF16, no bias: shape, side of the blocks,
+# tokens, microseconds, and of the dense product in the same run.
+MMA_READINGS = [
+    (GATE, 64, 64, 9.5, 36.7), (GATE, 64, 256, 17.7, 49.1), (GATE, 64, 1024, 56.8, 185.3),
+    (GATE, 64, 8192, 427.7, 1407.0), (GATE, 32, 1024, 77.5, 185.3), (GATE, 32, 8192, 553.9, 1407.0),
+    (GATE, 16, 1024, 199.2, 185.3), (GATE, 16, 8192, 1512.9, 1407.0), (GATE, 16, 64, 22.4, 36.7),
+    (DOWN, 64, 64, 18.1, 41.0), (DOWN, 64, 1024, 53.3, 178.6), (DOWN, 64, 8192, 344.2, 1387.0),
+    (DOWN, 32, 1024, 75.0, 178.6), (DOWN, 32, 8192, 481.6, 1387.0), (DOWN, 16, 1024, 200.7, 178.6),
+    (SQUARE, 64, 1024, 15.8, 35.3), (SQUARE, 64, 8192, 86.6, 270.1), (SQUARE, 32, 1024, 21.1, 35.3),
+    (SQUARE, 16, 8192, 300.1, 270.1), (NARROW, 64, 1024, 6.1, 9.4), (NARROW, 64, 8192, 19.7, 40.8),
+    (NARROW, 32, 8192, 26.7, 40.8), (NARROW, 16, 8192, 55.9, 40.8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, unit, tokens, mma, dense", MMA_READINGS)
+def test_without_wgmma_the_faster_of_mma_and_dense_is_chosen(shape, unit, tokens, mma, dense):
+    size = size_of(shape, 0.9, unit)
+    found = choose_method(size, tokens, 2, False, ("mma", "dense"), H200)
+    assert found == ("mma" if mma < dense else "dense")
+
+
+def test_predictions_of_mma_are_off_by_an_eighth_in_the_mean():
+    off = [
+        abs(math.log(predict_methods(size_of(s, 0.9, u), n, 2, False, H200)["mma"] * 1e6 / us))
+        for s, u, n, us, _ in MMA_READINGS
+    ]
+    assert math.exp(sum(off) / len(off)) < 1.13 and math.exp(max(off)) < 1.6

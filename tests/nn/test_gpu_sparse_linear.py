@@ -148,7 +148,8 @@ def test_mma_agrees_with_float64_within_rounding(block, monkeypatch):
         wide = layer.to_dense().double()
         wanted = x.double() @ wide.T
         error = (layer(x).double() - wanted).abs()
-        bound = 2**-8 * wanted.abs() + 2**-22 * (x.double().abs() @ wide.abs().T)
+        # Sums are in float32, of 1024 products at most; Tensor Cores truncate them.
+        bound = 2**-8 * wanted.abs() + 2**-16 * (x.double().abs() @ wide.abs().T)
         assert bool((error <= bound).all())
 
 

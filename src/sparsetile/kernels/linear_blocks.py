@@ -29,8 +29,6 @@ ROW_BYTES = 128
 _STAGES = (4, 3, 2)
 # What the driver takes of an SM's shared memory for each thread block.
 _BESIDE = 1024
-# Thread blocks of an SM that hide each other's latency, where memory allows.
-_RESIDENT = 3
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,12 @@ class BlocksTile:
 
     @property
     def resident(self) -> int:
-        """Thread blocks per SM that registers suffice for: two sums for each element of a pair."""
-        return 2 if self.paired else _RESIDENT
+        """Thread blocks per SM that registers suffice for.
+
+        A thread keeps its sums, and up to 80 registers beside them (results/compile).
+        """
+        sums = self.unit * self.tokens * (2 if self.paired else 1) // self.threads
+        return 2 if sums > 64 else 3 if sums > 32 else 4
 
     @property
     def threads(self) -> int:
