@@ -210,6 +210,10 @@ class HostLaunch:
             self._rare.bind(self._buffer)(*rare)
         self.launch(stream, *values)
 
+    def launch_with(self, stream: int, rare: tuple[int, ...], *values: Any) -> None:
+        """The same with other ``rare`` values."""
+        self.launch_sized(stream, self._sizes[0], rare, *values)
+
     def launch(self, stream: int, *values: Any) -> None:
         """Run the grid with these values; ends when it has ended."""
         self._patch.bind(self._buffer)(*values)

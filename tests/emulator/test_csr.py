@@ -22,6 +22,7 @@ from sparsetile.engines.rows import won
 from sparsetile.kernels import KernelSpec
 from sparsetile.kernels import csr as kernel
 from sparsetile.kernels.csr import narrow_tiles, vector_width
+from sparsetile.launch import bound as bound_launches
 from sparsetile.launch.interface import PLAIN, Epilogue
 from sparsetile.reorder import Permutation
 from sparsetile.systems import SYSTEMS, runner
@@ -179,6 +180,29 @@ def test_extrema_of_a_plan_with_shared_rows():
         assert torch.equal(out[row], torch.zeros(32) if wanted is None else wanted.values)
         assert torch.equal(args[row], torch.full((32,), -1) if wanted is None
                            else wanted.indices.short())  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("pattern", [False, True])
+def test_bound_extrema_are_those_of_the_runner(monkeypatch, reduce, cut, pattern):
+    answers = {"scratch": unread_scratch, "record_stream": lambda *read: None}
+    answer_on_host(monkeypatch, bound_launches, **answers)
+    if cut:
+        cut_rows(monkeypatch, 64, 16)
+    csr = csr_of(uneven(), pattern=pattern)
+    built = build(csr, 20, F32)
+    work = runner(built.recipe)
+    bound = work.bind_extremum(built.tensors, csr.values)
+    for B in (torch.randn(csr.shape[1], 20), torch.randn(csr.shape[1], 24)[:, 1:21]):
+        out, args = torch.empty(csr.shape[0], 20), torch.empty(csr.shape[0], 20, dtype=torch.int16)
+        work.extremum(built.tensors, csr.values, B, out, args, reduce == "max")
+        for _ in range(2):  # prepared, then found again
+            mine, places = bound(B, reduce, True)
+            assert torch.equal(mine, out) and torch.equal(places, args)
+            alone, none = bound(B, reduce, False)
+            assert torch.equal(alone, out) and not none.numel()
+    assert bound(torch.randn(20, csr.shape[1]).t(), reduce, True) is None  # needs a copy
 
 
 def test_sampled_products_of_a_plan_with_shared_rows():

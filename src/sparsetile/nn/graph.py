@@ -2,6 +2,8 @@
 
 Weights are not part of the pattern: new weights, in place or in a new tensor, keep its plans. A
 short-lived graph gets untuned plans; see :mod:`sparsetile.nn.cache`.
+
+One class, though long: all that it keeps is freed together, and one lock guards it.
 """
 
 from __future__ import annotations

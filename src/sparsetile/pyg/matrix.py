@@ -25,8 +25,9 @@ __all__ = ["REDUCES", "Edges", "new_edges_product", "new_matmul", "new_spmm", "r
 # Devices on which PyG's own products of short-lived graphs are faster than planning.
 LEFT_TO_PYG = ("cuda",)
 # Edges × columns below which PyG's ``EdgeIndex.matmul`` is faster on a CPU: it takes the host 35 to
-# 60 us where ours takes 70 to 200, and 260 where ours takes 1,400 for gradients of values. The
-# second number is for maxima and minima with gradients (one thread of a Xeon, 100 to 64,000 edges).
+# 60 us where ours takes 70 to 200, and with gradients of values 380 where ours takes 480 (200
+# edges, 16 columns; 550 and 850 with 1,000). The second is for maxima and minima with gradients
+# (one thread of a Xeon, 100 to 64,000 edges).
 LEAST_ON_CPU, LEAST_EXTREMUM = 200_000, 10_000
 REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"}
 
