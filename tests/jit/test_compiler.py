@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -323,13 +324,30 @@ def test_host_and_device_that_disagree_on_the_parameters_do_not_compile(cache):
         compile_source(replace(source, params=params), ARCH)
 
 
-@pytest.mark.parametrize("arch", ["hopper", "sm_9", "sm_90x", "compute_90", "sm_90a ", ""])
+@pytest.mark.parametrize("arch", ["hopper", "sm_9", "sm_90x", "compute90", "sm_90a ", ""])
 def test_rejects_an_invalid_architecture(cache, arch):
     with pytest.raises(ValueError) as caught:
         compile_source(tiny(), arch)
     assert str(caught.value) == (
         f"compile: arch must be a name such as sm_80 or sm_90a, got {arch!r}. Give one of those."
     )
+
+
+def test_a_virtual_architecture_is_compiled_to_ptx(cache, tree, monkeypatch):
+    """Without a driver cuda.core makes no PTX, so its Program is replaced."""
+    import cuda.core
+
+    class Program:
+        def __init__(self, text, kind, options):
+            assert options.arch == "compute_80" and options.ptxas_options is None
+
+        def compile(self, target, logs):
+            return SimpleNamespace(code=target.encode())
+
+    monkeypatch.setattr(cuda.core, "Program", Program)
+    found = compile_source(tiny(), "compute_80")
+    assert found.virtual and found.cubin == b"ptx" and found.resources.registers == 0
+    assert compile_source(tiny(), "compute_80").from_cache
 
 
 def test_an_architecture_the_compiler_does_not_know_is_a_compile_error(cache, tree):
