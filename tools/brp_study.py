@@ -4,8 +4,8 @@
                               [--order NAME] [--time-limit SECONDS] [--commit TEXT]
 
     products   float32 in TF32 with random values, N = 32 to 256: cuSPARSE's three algorithms, csr,
-               rsh, brp as it chooses, with the paper's f = 1 and g = 4, and with its atomics;
-               at N = 32 every f and g
+               rsh, brp as it chooses, with the paper's f = 1 and g = 4, the same straight into
+               registers, and with its atomics; at N = 32 every f and g
     shares     share of the entries that groups hold, for every f and g
     builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
     program    bytes of the kernels' code, and registers
@@ -30,7 +30,7 @@ from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.brp.cost import CHOICES
-from sparsetile.systems.brp.system import ATOMIC
+from sparsetile.systems.brp.system import ATOMIC, DIRECT
 from tools.study import (
     Case,
     Found,
@@ -61,7 +61,7 @@ def products(case: Case) -> Found:
     for n in WIDTHS:
         of_width: Found = {"cusparse": cusparse_times(weighted, n)}
         asked: list[tuple[str, str | None]] = [("csr", None), ("rsh", None), ("brp", None)]
-        asked += [("brp", PAPER), ("brp", ATOMIC)]
+        asked += [("brp", PAPER), ("brp", DIRECT), ("brp", ATOMIC)]
         if n == NARROW:
             asked += [("brp", f"{f}x{g}") for f, g in CHOICES if f"{f}x{g}" != PAPER]
         for system, ablation in asked:

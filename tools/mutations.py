@@ -251,6 +251,9 @@ p.shared_item_count + item, slab => item, slab  # shared windows again, no other
 hybrid_block(p); => ;  # computes nothing
 [mma/fixed_slots.cuh, brp]
 i64(tile) * (8 * kFixed) => i64(tile) * 8  # slots of other tiles
+[windows/direct_groups.cuh, brp]
+high == g + 8 ? w : 0 => high == g ? w : 0  # half of the rows
+4 * at.g < at.left) { => 4 * at.g <= at.left) {  # a vector past the last column
 [windows/window_rest.cuh, brp]
 + (group + 1) * count => + (group + 1) * (count - 1)  # leaves an entry out
 if (its_row < 0) continue; => continue;  # forgets rows that groups of lanes share

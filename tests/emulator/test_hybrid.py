@@ -61,18 +61,22 @@ SUBJECTS = [
     ("rsh", "tiles", F32), ("rsh", "tiles", F16),
     ("brp", "1x4", F32), ("brp", "2x2", F16), ("brp", "8x2", F32), ("brp", "4x2", BF16),
     ("brp", "atomic", F32), ("brp", "atomic", F16), ("brp", "atomic", BF16),
+    ("brp", "direct", F32), ("brp", "direct", F16),
 ]  # fmt: skip
+
+
+WHOLE = [("rsh", "tiles"), ("brp", "2x2"), ("brp", "direct"), ("brp", "atomic")]
 
 
 @pytest.mark.parametrize("system, ablation, dtype", SUBJECTS)
 def test_products_with_and_without_numbers_that_are_not_finite(system, ablation, dtype):
     csr = csr_of(whole_numbers(50, 44, 0.7), dtype=dtype)
-    for n, special in ((32, False), (32, True), (24, True)):
+    for n, special in ((32, False), (32, True), (24, True), (72, False)):
         B = operand(csr, n, dtype, special=special)
         assert_same(product(system, ablation, csr, B), expected(csr, B))
 
 
-@pytest.mark.parametrize("system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")])
+@pytest.mark.parametrize("system, ablation", WHOLE)
 def test_long_windows_are_shared_and_cut(system, ablation):
     csr = csr_of(whole_numbers(20, 2600, 0.5))
     B = operand(csr, 32, F32, special=True)
@@ -93,7 +97,7 @@ def test_entries_outside_groups_may_all_be_of_few_rows(dtype, rows):
     assert_same(product("brp", "2x2", csr, B), expected(csr, B))
 
 
-@pytest.mark.parametrize("system, ablation", [("rsh", "tiles"), ("brp", "2x2"), ("brp", "atomic")])
+@pytest.mark.parametrize("system, ablation", WHOLE)
 def test_row_orders_batches_patterns_odd_widths_and_epilogues(system, ablation):
     csr = csr_of(whole_numbers(50, 60, 0.4))
     B = operand(csr, 32, F32, 2, special=True)

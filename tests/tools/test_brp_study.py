@@ -99,7 +99,7 @@ def test_products_and_builds_are_timed(folder):
     found = record["experiments"]["products"]["DD"]
     assert list(found) == [str(n) for n in WIDTHS]
     assert {f"brp {f}x{g}" for f, g in CHOICES} < set(found["32"])
-    labels = {"csr", "rsh", "brp", "brp 1x4", "brp atomic"}
+    labels = {"csr", "rsh", "brp", "brp 1x4", "brp direct", "brp atomic"}
     assert set(found["64"]) == {"cusparse", *labels}
     assert all(found["64"][label]["error"] < 0.01 for label in labels)
     builds = record["experiments"]["builds"]["DD"]

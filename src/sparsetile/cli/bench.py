@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 
 if TYPE_CHECKING:
+    from sparsetile.bench.figures import Figure
     from sparsetile.bench.suites import Suite
 
 __all__ = ["bench"]
@@ -52,7 +54,8 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Argument(
-            help="Suite or .toml file (--list shows them), or your own matrix file or folder."
+            help="Suite or .toml file (--list shows them), a paper's figure (paper:voltrix/fig9), or "
+            "your own matrix file or folder."
         ),
     ] = None,
     data: Annotated[
@@ -115,12 +118,35 @@ def bench(
         "matrices": _names(matrices), "weighted": weights, "op": op, "reduce": reduce,
         "orders": _names(reorder), "layouts": _names(layout),
     }  # fmt: skip
+    if suite is not None and suite.startswith("paper:"):
+        from sparsetile.bench.figures import figure
+
+        found = figure(suite).runnable()
+        note(f"{found.name}: {found.shows}. The paper: {found.paper}. Why ours differ: {found.why}")
+        if found.tool:
+            raise typer.Exit(_run_tool(found, data, out))
+        suite = found.suite
+        narrowed = {key: given or found.options.get(key, given) for key, given in narrowed.items()}
     limit = None if time_limit is None else _seconds("--time-limit", time_limit)
     run = {
         "retry": retry, "timeout": _seconds("--timeout", timeout), "time_limit": limit,
         "commit": commit,
     }  # fmt: skip
     raise typer.Exit(_run(suite, data, device, out, narrowed, run, as_json))
+
+
+def _run_tool(figure: Figure, data: Path | None, out: Path | None) -> int:
+    """Run the tool of a figure, which is part of a checkout and not of the package."""
+    if not Path("tools", f"{figure.tool}.py").is_file():
+        raise value_error(
+            "bench", "SUITE", "a figure of a suite outside a checkout",
+            f"{figure.name}, which tools/{figure.tool}.py measures",
+            "Run it in the root of a checkout",
+        )  # fmt: skip
+    path = out or Path(f"sparsetile-{figure.name.replace('/', '-')}.json")
+    words = [*figure.arguments, "--out", str(path), *(["--data", str(data)] if data else [])]
+    command = [sys.executable, "-m", f"tools.{figure.tool}", *words]
+    return subprocess.run(command, check=False).returncode
 
 
 def _command_line(words: list[str]) -> str:

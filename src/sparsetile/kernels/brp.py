@@ -17,16 +17,21 @@ from sparsetile.kernels.csr import out_dtypes
 from sparsetile.kernels.rstile import ELEMENTS, ROWS, WINDOWS, Slabs, choose_slabs, rstile_config
 from sparsetile.kernels.spec import KernelSpec
 
-__all__ = ["ATOMIC_FIXED", "FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs"]
+__all__ = [
+    "DIRECT_TILES", "FIXED", "PAPER_FIXED", "SPMM_BRP", "brp_config", "choose_brp_slabs",
+]  # fmt: skip
 
 # Entries of a tile column that kernels are compiled for; the format supports 1 to 16.
 FIXED = (1, 2, 4, 8)
-# The one of them with the paper's write-back by atomics.
-ATOMIC_FIXED = 1
+# The paper's, which has its write-back by atomics and its loads straight into registers, too.
+PAPER_FIXED = 1
+# Tiles that a warp loads straight into registers (direct_groups.cuh): the paper's group.
+DIRECT_TILES = 4
 # Columns of a warp: the system is for narrow B, and entries outside tiles need registers.
 WIDTHS = (32, 64)
 # Blocks an SM should hold, which limits the registers.
 _MIN_BLOCKS = {32: 5, 64: 4}
+_DIRECT_MIN_BLOCKS = {32: 4, 64: 3}  # eight vectors of B a lane, and the next group's entries
 
 
 def choose_brp_slabs(dtype: torch.dtype, n: int) -> Slabs:
@@ -42,13 +47,17 @@ def brp_config(
     *,
     out_dtype: torch.dtype | None = None,
     atomic: bool = False,
+    direct: bool = False,
 ) -> dict[str, ConfigValue]:
-    """Constants of ``spmm_brp.cu``. ``atomic``: pieces of windows are added to a float32 C."""
+    """Constants of ``spmm_brp.cu``. ``atomic``: pieces of windows are added to a float32 C;
+    ``direct``: groups of float32 with one entry a column go straight into registers.
+    """
     return {
         **rstile_config(dtype, slabs, weighted, out_dtype=torch.float32 if atomic else out_dtype),
-        "kMinBlocks": _MIN_BLOCKS[slabs.columns],
+        "kMinBlocks": (_DIRECT_MIN_BLOCKS if direct else _MIN_BLOCKS)[slabs.columns],
         "kFixed": fixed,
         "kAtomic": atomic,
+        "kDirect": direct,
     }
 
 
@@ -57,10 +66,12 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted, fixed in itertools.product(ELEMENTS, (True, False), FIXED):
         for n in (8, 16, 32, 40, 64):  # one per kind of slabs
             slabs = choose_brp_slabs(dtype, n)
-            for out in out_dtypes(dtype):
-                config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out)
-                seen[tuple(config.items())] = config
-            if fixed == ATOMIC_FIXED:
+            papers = fixed == PAPER_FIXED
+            for direct in (False, True) if papers and dtype is torch.float32 else (False,):
+                for out in out_dtypes(dtype):
+                    config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out, direct=direct)
+                    seen[tuple(config.items())] = config
+            if papers:
                 config = brp_config(dtype, slabs, weighted, fixed, atomic=True)
                 seen[tuple(config.items())] = config
     yield from seen.values()
@@ -68,7 +79,9 @@ def _configs() -> Iterator[dict[str, ConfigValue]]:
 
 SPMM_BRP = KernelSpec(
     file="windows/spmm_brp.cu",
-    allowed_spills=48,  # half types, eight entries per column: in the store and join of windows
+    # Of groups straight into registers in slabs of 64 columns; 48 in half types with eight entries
+    # per column, in the store and join of windows.
+    allowed_spills=64,
     params=ParamStruct.of(
         *ROWS,
         *WINDOWS,

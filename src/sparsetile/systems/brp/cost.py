@@ -31,14 +31,18 @@ from sparsetile.kernels.brp import FIXED
 from sparsetile.systems.brp.windows import windows_of
 
 __all__ = [
-    "CHOICES", "GROUPS", "GroupSplit", "best_groups", "bound", "every_group", "groups_of",
-    "predict_brp",
+    "CHOICES", "DIRECT_CUT", "DIRECT_RUN", "DIRECT_SHARED", "GROUPS", "GroupSplit",
+    "best_groups", "bound", "every_group", "groups_of", "predict_brp",
 ]  # fmt: skip
 
 # Tiles of a group: even, so that a step of 16-bit types is whole.
 GROUPS = (2, 4, 8)
 # The paper's choice is first, so it wins ties.
 CHOICES = ((1, 4), *(pair for pair in itertools.product(FIXED, GROUPS) if pair != (1, 4)))
+# Groups that go straight into registers: tiles above which the warps of a block share a window (a
+# group each), tiles above which it is cut (eight groups each), groups at which a run of short
+# windows ends. By counting: none of the three was measured.
+DIRECT_SHARED, DIRECT_CUT, DIRECT_RUN = 16, 128, 1
 # Most entries outside groups of a window: fixed, and per tile. Windows are cut by tiles, and a part
 # takes its share of these entries: more of them would be too much for one warp.
 MOST_OUTSIDE, MOST_OUTSIDE_TILE = 256, 8

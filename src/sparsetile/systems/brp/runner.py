@@ -32,6 +32,7 @@ class BRPRunner(HybridRunner):
         super().__init__(meta)
         self._fixed = int(meta["fixed"])
         self._atomic = bool(meta.get("atomic", False))  # missing in older plan files
+        self._direct = bool(meta.get("direct", False))  # likewise
 
     def pack(self, tensors: Tensors, values: Tensor | None, dtype: torch.dtype) -> Tensors:
         if values is None:
@@ -48,8 +49,9 @@ class BRPRunner(HybridRunner):
         self, dtype: torch.dtype, out_dtype: torch.dtype, slabs: Slabs, weighted: bool, device: int
     ) -> LoadedKernel:
         config = brp_config(
-            dtype, slabs, weighted, self._fixed, out_dtype=out_dtype, atomic=self._atomic
-        )
+            dtype, slabs, weighted, self._fixed, out_dtype=out_dtype, atomic=self._atomic,
+            direct=self._direct and dtype is torch.float32,
+        )  # fmt: skip
         return SPMM_BRP.load(config, device)
 
     def choose_slabs(self, dtype: torch.dtype, n: int) -> Slabs:

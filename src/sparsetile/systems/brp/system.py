@@ -16,6 +16,7 @@ it by themselves, and its gain was not measured yet.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, WindowSchedule
@@ -24,9 +25,13 @@ from sparsetile.engines.rows.cost import predict_rows
 from sparsetile.engines.rows.lengths import schedule_sizes, segment_length
 from sparsetile.engines.tiles.hybrid_cost import long_windows, predict_hybrid, run_steps
 from sparsetile.formats.units import Units
+from sparsetile.kernels.brp import DIRECT_TILES
 from sparsetile.kernels.rstile import ELEMENTS
 from sparsetile.systems.brp.cost import (
     CHOICES,
+    DIRECT_CUT,
+    DIRECT_RUN,
+    DIRECT_SHARED,
     best_groups,
     bound,
     every_group,
@@ -38,7 +43,7 @@ from sparsetile.systems.hybrid import HybridSystem
 
 __all__ = ["SYSTEM", "BRPSystem"]
 
-MIXED, ATOMIC = "mixed", "atomic"
+MIXED, ATOMIC, DIRECT = "mixed", "atomic", "direct"
 PAPER = CHOICES[0]
 
 
@@ -46,10 +51,14 @@ def _name(fixed: int, group: int) -> str:
     return f"{fixed}x{group}"
 
 
-def _schedule(request: Request, units: Units, group: int) -> WindowSchedule:
+def _schedule(request: Request, units: Units, group: int, direct: bool) -> WindowSchedule:
     """Return the items of windows: one per group if they are added by atomics."""
     if request.ablation == ATOMIC:
         made = WindowSchedule.make(units, step=2, limit=group, run=group)
+    elif direct:
+        made = WindowSchedule.make(
+            units, step=DIRECT_TILES, limit=DIRECT_CUT, shared=DIRECT_SHARED, run=DIRECT_RUN
+        )
     else:
         shared, limit = long_windows(request)
         made = WindowSchedule.make(
@@ -65,9 +74,9 @@ class BRPSystem(HybridSystem[tuple[int, int, Tensor]]):
     summary = "BRP-SpMM: equal groups on Tensor Cores, other entries on CUDA cores, for narrow B"
     dtypes = tuple(ELEMENTS)
     kernels = ("spmm_brp", "spmm_csr")
-    ablations = (MIXED, *(_name(*choice) for choice in CHOICES), ATOMIC)
+    ablations = (MIXED, *(_name(*choice) for choice in CHOICES), DIRECT, ATOMIC)
     # Small matrices would only use rows.
-    contract_ablations = (MIXED, "1x4", "2x2", "8x2", ATOMIC)
+    contract_ablations = (MIXED, "1x4", "2x2", "8x2", DIRECT, ATOMIC)
     varying = (ATOMIC,)
     runner = BRPRunner
 
@@ -83,7 +92,9 @@ class BRPSystem(HybridSystem[tuple[int, int, Tensor]]):
         if kind is None or kind == MIXED:
             split = predict_brp(request)[0] if kind is None else best_groups(request)
             return None if split is None else (split.fixed, split.group, split.kept)
-        fixed, group = PAPER if kind == ATOMIC else (int(part) for part in kind.split("x"))
+        fixed, group = (
+            PAPER if kind in (ATOMIC, DIRECT) else (int(part) for part in kind.split("x"))
+        )
         return fixed, group, every_group(request, fixed, group)
 
     def build_split(self, request: Request, split: tuple[int, int, Tensor]) -> BuiltSystem | None:
@@ -93,7 +104,9 @@ class BRPSystem(HybridSystem[tuple[int, int, Tensor]]):
             return None
         tiles, units = packed.arrays, packed.others
         timer("format")
-        windows, atomic = _schedule(request, packed.units, group), request.ablation == ATOMIC
+        atomic = request.ablation == ATOMIC
+        direct = request.ablation == DIRECT and request.dtype is torch.float32
+        windows = _schedule(request, packed.units, group, direct)
         rows = SegmentSchedule.make(units, max_length=segment_length(units, request.row_bytes))
         rows = rows.to(request.csr.indptr.device)
         tensors = {
@@ -121,12 +134,14 @@ class BRPSystem(HybridSystem[tuple[int, int, Tensor]]):
         }
         if atomic:
             choices["write-back"] = "a warp a group, added to C by atomics"
+        if direct:
+            choices["loads"] = "groups straight into registers"
         timer("schedule")
         return self.built(
             request, tensors, choices, timer.seconds, fixed=fixed, positions=tiles.rows.numel(),
             tiles=tiles.tile_count, items=windows.item_count, shared=windows.shared_count,
             slots=0 if atomic else windows.slot_count, nodes=0 if atomic else windows.node_count,
-            atomic=atomic, residual=schedule_sizes(rows),
+            atomic=atomic, direct=direct, residual=schedule_sizes(rows),
         )  # fmt: skip
 
 

@@ -5,7 +5,8 @@
 // A. All warps of a block share an item that is a long window, or a piece of a very long one: each
 // takes a part of its steps (step.cuh). Weights defines A's part of a step: RS-Tile stores it in
 // the register layout of the instruction, zeros included (stored_fragments.cuh), BRP as slots that
-// lanes search (fixed_slots.cuh).
+// lanes search (fixed_slots.cuh). With kDirect, BRP's groups of one entry a column take no ring
+// (direct_groups.cuh), except to recompute non-finite sums.
 //
 //   steps      | w0 w0 w0 | w1 w1 | w3 w3 w3 w3 |        w2 has none
 //   copies     in flight ->  ring of kStages steps       kStepRows rows of B, kCols columns each,
@@ -32,6 +33,7 @@
 #include "mma/exact.cuh"
 #include "pipeline/copy_ring.cuh"
 #include "rows/tree.cuh"
+#include "windows/direct_groups.cuh"
 #include "windows/window_adds.cuh"
 #include "windows/window_rest.cuh"
 #include "windows/window_sums.cuh"
@@ -136,6 +138,8 @@ __device__ __forceinline__ char* ring_memory(int warp = threadIdx.x / 32) {
 
 // Brings the steps of tiles `next` to `end` into the warp's ring, one after the other.
 struct Feed {
+  static constexpr int kTiles = kDepth;
+
   char* ring;
   const char* b;  // the lane's first column in row 0
   int along;      // bytes from the slab's first column to it
@@ -190,7 +194,23 @@ struct Feed {
     __syncwarp();
     return ring + read.at;
   }
+
+  __device__ __forceinline__ void multiply_next(const Params& p, const Place& at, Tally& tally) {
+    multiply(step(p, at), at, tally);
+    read.next();
+  }
 };
+
+// What brings and multiplies the steps of finite sums.
+template <bool kStraight>
+struct StepsOf {
+  using Type = Feed;
+};
+template <>
+struct StepsOf<true> {
+  using Type = DirectGroups;
+};
+using Steps = StepsOf<kDirect>::Type;
 
 // multiply() of only the finite numbers. Returns the step's columns of A, a bit each, that have
 // others, in A or in the slab's part of B; the same for all lanes.
@@ -301,9 +321,9 @@ __device__ __noinline__ void join_piece(const Params& p, int slab, int window, i
 // The warp's part of an item that all warps of the block share, as an item.
 __device__ __forceinline__ int4 part_of(int4 item) {
   constexpr int kWarps = kThreads / 32;
-  const int steps = (item.z - item.y) / kDepth, warp = threadIdx.x / 32;
-  item.z = item.y + (warp + 1) * steps / kWarps * kDepth;
-  item.y += warp * steps / kWarps * kDepth;
+  const int steps = (item.z - item.y) / Steps::kTiles, warp = threadIdx.x / 32;
+  item.z = item.y + (warp + 1) * steps / kWarps * Steps::kTiles;
+  item.y += warp * steps / kWarps * Steps::kTiles;
   item.w = 0;  // nothing to store before all parts are added
   return item;
 }
@@ -355,16 +375,15 @@ __device__ __forceinline__ void item_of_windows(const Params& p, int index, int 
   const int end = item.z;
   Tally tally = {};
   Windows windows(p.row_window_offset, item);
-  Feed feed(p, at, item.y, end);
+  Steps steps(p, at, item.y, end);
 #pragma unroll 1
-  for (int tile = item.y;; tile += kDepth) {
+  for (int tile = item.y;; tile += Steps::kTiles) {
     if (tile == windows.stop) {
       windows.close(p.row_window_offset, tile,
                     [&](int window) { return store_window(p, slab, window, tally); });
     }
     if (tile >= end) break;
-    multiply(feed.step(p, at), at, tally);
-    feed.read.next();
+    steps.multiply_next(p, at, tally);
   }
   if constexpr (kShared) {
     Tally sums = tally;
@@ -381,12 +400,9 @@ __device__ __forceinline__ void piece_of_window(const Params& p, int index, int 
   if (index >= p.window_item_count || at.left <= 0) return;
   const int4 item = __ldg(p.window_items + index);
   Tally tally = {};
-  Feed feed(p, at, item.y, item.z);
+  Steps steps(p, at, item.y, item.z);
 #pragma unroll 1
-  for (int tile = item.y; tile < item.z; tile += kDepth) {
-    multiply(feed.step(p, at), at, tally);
-    feed.read.next();
-  }
+  for (int tile = item.y; tile < item.z; tile += Steps::kTiles) steps.multiply_next(p, at, tally);
   if (!all_finite(tally)) {
     Tally sums;  // through local memory, only here
     exact_sums(p, slab, item.y, item.z, sums);

@@ -10,6 +10,7 @@ using Acc = float;
 constexpr bool kRest = false;
 // A window has one owner, who stores it.
 constexpr bool kAtomic = false;
+constexpr bool kDirect = false;
 
 // Declared in kernels/rstile.py.
 struct Params {

@@ -1,0 +1,393 @@
+"""Our figures beside those of the five papers, computed from the records under ``results``."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sparsetile.bench.analysis import attach_baselines, geomean, product_key
+from sparsetile.bench.record import Record, read_records
+from tools.record import ROOT
+
+__all__ = [
+    "ALGORITHMS", "NO_RECORD", "READINGS", "core_ratios", "gnn_ratios", "mean", "over", "select",
+    "suite_records", "wcsr_records",
+]  # fmt: skip
+
+RECORDS = ROOT / "results" / "h200"
+ALGORITHMS = tuple(f"cusparse-csr{number}" for number in (1, 2, 3))
+NO_RECORD = "no record"
+BRP_GRAPHS = ("PubMed", "CoauthorCS", "CoauthorPhysics")
+
+
+@functools.cache
+def suite_records(name: str) -> tuple[Record, ...]:
+    """The timed records of a file, each with the best baseline of its product."""
+    records = attach_baselines(read_records(RECORDS / name)[0])
+    return tuple(record for record in records if record["status"] == "ok")
+
+
+@functools.cache
+def study(name: str) -> dict[str, Any]:
+    """The experiments of a study's record."""
+    found: dict[str, Any] = json.loads((RECORDS / name).read_text())["experiments"]
+    return found
+
+
+def select(
+    name: str, system: str, config: dict[str, str] | None = None, **fields: Any
+) -> list[Record]:
+    """Records of a system with these options; each field is a value or a list of them."""
+    return [
+        record
+        for record in suite_records(name)
+        if record["system"] == system
+        and record["config"] == (config or {})
+        and all(
+            record[key] in wanted if isinstance(wanted, list) else record[key] == wanted
+            for key, wanted in fields.items()
+        )
+    ]
+
+
+def over(name: str, records: Sequence[Record], other: str) -> list[float]:
+    """The ratios of another system's or baseline's times to those of these records."""
+    times = {
+        product_key(record): record["time"]["p50"]
+        for record in suite_records(name)
+        if record["system"] == other and not set(record["config"]) - {"layout"}
+    }
+    keys = [(product_key(record), record["time"]["p50"]) for record in records]
+    return [times[key] / seconds for key, seconds in keys if key in times]
+
+
+def mean(values: Iterable[float | None], digits: int = 2) -> str:
+    """A geometric mean as shown, or a dash."""
+    found = [value for value in values if value is not None]
+    return f"{geomean(found):.{digits}f}" if found else "-"
+
+
+def speedups(
+    name: str, system: str, ns: Sequence[int], config: dict[str, str] | None = None
+) -> str:
+    return " / ".join(
+        mean(
+            r.get("speedup") for r in select(name, system, config, n=n, dtype="float32")
+        )
+        for n in ns
+    )  # fmt: skip
+
+
+def steps(values: Sequence[float]) -> str:
+    """Each of these over the one before it."""
+    return " / ".join(f"{a / b:.2f}" for a, b in itertools.pairwise(values))
+
+
+def _graphs(name: str) -> str:
+    found = {record["matrix"]: record["source"] for record in suite_records(name)}
+    standins = sum(source == "stand-in" for source in found.values())
+    return f"{len(found)} graphs, {standins} of them stand-ins"
+
+
+# --- Voltrix
+
+
+def _voltrix_suite() -> str:
+    name = "hindsight.jsonl.gz"
+    found = select(name, "voltrix", n=512, dtype="float32")
+    value = mean(record.get("speedup") for record in found)
+    return f"{value} at N = 512 ({len(found)} real matrices)"
+
+
+def _voltrix_graphs() -> str:
+    best = []
+    for n in (256, 512, 1024):
+        fastest: dict[Any, float] = {}
+        for record in suite_records("voltrix.jsonl"):
+            if record["kind"] == "system" and record["n"] == n:
+                key = product_key(record)
+                fastest[key] = max(fastest.get(key, 0.0), record["speedup"])
+        best.append(mean(fastest.values()))
+    others = "the better of `csr` and `acc` on the graphs"
+    return f"`voltrix` {_voltrix_suite()}; {others} {' / '.join(best)}"
+
+
+def _ladder() -> str:
+    order = ["sync", "tma", "bmat", "multitier", "persistent", "whole tiles"]
+    times = [
+        geomean(
+            step["time"]["p50"]
+            for matrix in study("voltrix_study.json")["ladder"].values()
+            for step in matrix["steps"]
+            if step["step"] == name and step["n"] == 256
+        )
+        for name in order
+    ]
+    return f"{steps(times)} (the last: whole tiles), 3 matrices"
+
+
+def _overlap() -> str:
+    found = study("voltrix_study.json")["overlap"].values()
+    rates = [
+        [step["rate"] for matrix in found for step in matrix["steps"] if step["n"] == n]
+        for n in (256, 512)
+    ]
+    return " / ".join(f"{100 * min(r):.0f} to {100 * max(r):.0f} %" for r in rates)
+
+
+def _gamma() -> str:
+    found = [s for s in study("voltrix_study.json")["gamma"]["steps"] if s["ablation"] is None]
+    shown = []
+    for n in (256, 512):
+        time = {s["deviation"]: s["time"]["p50"] for s in found if s["n"] == n}
+        shown.append(" / ".join(f"{100 * (time[d] / time[0] - 1):+.1f}" for d in (64, 128, 192)))
+    return f"deviation 64 / 128 / 192: {shown[0]} % at N = 256, {shown[1]} % at 512"
+
+
+# --- BRP
+
+
+def _brp_speedups() -> str:
+    widths = (32, 64, 128, 256)
+    kinds: dict[str, dict[str, str]] = {
+        "fixed order": {"ablation": "1x4"}, "atomics": {"ablation": "atomic"}, "as it chooses": {},
+    }  # fmt: skip
+    return "; ".join(
+        f"{kind} {speedups('brp.jsonl', 'brp', widths, config)}" for kind, config in kinds.items()
+    )
+
+
+def _brp_planning() -> str:
+    found = select("brp.jsonl", "brp", {"ablation": "1x4"}, n=32)
+    return f"{mean((1e3 * record['planning']['total'] for record in found), 1)} ms"
+
+
+def _brp_shares() -> str:
+    found = study("brp_study.json")["products"]
+    splits = [found[name]["32"]["brp 1x4"]["split"] for name in BRP_GRAPHS]
+    shares = [float(split.split()[0]) / 100 for split in splits]
+    return f"{100 * sum(shares) / len(shares):.1f} % of the entries"
+
+
+# --- RSH
+
+
+def core_ratios(
+    system: str, dtype: str, order: str, n: int, algorithms: Sequence[str] = ALGORITHMS
+) -> list[float]:
+    """Ratios of the best of cuSPARSE's ``algorithms`` to a system, by matrix of rsh_core.json."""
+    found = []
+    for matrix in study("rsh_core.json")["core"].values():
+        best = min(matrix["cusparse"][str(n)][name]["p50"] for name in algorithms)
+        for product in matrix["products"]:
+            same = (product["system"], product["dtype"], product["order"], product["n"])
+            if same == (system, dtype, order, n) and product["time"]:
+                found.append(best / product["time"]["p50"])
+    return found
+
+
+def _rsh(order: str) -> str:
+    widths = (64, 128, 256, 512)
+    parts = [mean(core_ratios("rsh", "float16", order, n)) for n in widths]
+    every = mean(v for n in widths for v in core_ratios("rsh", "float16", order, n))
+    return f"{every} ({' / '.join(parts)}), order `{order}`"
+
+
+def _bytes(pairs: Sequence[tuple[str, str]]) -> str:
+    found = study("rsh_study.json")["bytes"].values()
+    ratios = [geomean(m[ours] / m[theirs] for m in found) for ours, theirs in pairs]
+    return " / ".join(f"{100 * (1 - ratio):.1f} %" for ratio in ratios)
+
+
+def _thresholds() -> str:
+    shown = []
+    for tau in (0, 4):
+        tiles = [
+            step["eight_rows"]["nonzeros_per_tile"]
+            for matrix in study("rsh_study.json")["thresholds"].values()
+            for step in matrix["steps"]
+            if step["tau_nnz"] == tau and step["eight_rows"]["nonzeros_per_tile"]
+        ]
+        shown.append(f"{sum(tiles) / len(tiles):.1f}")
+    return " / ".join(shown)
+
+
+def _orders() -> str:
+    found = study("rsh_study.json")["orders"].values()
+
+    def gain(order: str) -> str:
+        return mean(
+            m["identity"]["tiles"]["time"]["p50"] / m[order]["tiles"]["time"]["p50"]
+            for m in found
+            if order in m
+        )
+
+    return " / ".join(map(gain, ("rabbit", "locality-mst", "locality-2opt", "locality")))
+
+
+def _rsh_gcn() -> str:
+    found = study("rsh_study.json")["gcn"].values()
+    shown = []
+    for hidden in (64, 256):
+        theirs = f"{hidden} float32 torch.sparse"
+        pairs = [(m[theirs], m[f"{hidden} float32 rsh"]) for m in found if theirs in m]
+        shown.append(mean(a["eager"] / b["eager"] for a, b in pairs if a.get("eager")))
+    return f"{' / '.join(shown)} over torch.sparse"
+
+
+# --- AsyncSparse
+
+
+def _best_orders(records: Iterable[Record]) -> list[Record]:
+    """Each product in the row order in which it is fastest."""
+    fastest: dict[Any, Record] = {}
+    for record in records:
+        best = fastest.setdefault(product_key(record), record)
+        if record["time"]["p50"] < best["time"]["p50"]:
+            fastest[product_key(record)] = record
+    return list(fastest.values())
+
+
+def wcsr_records(n: int = 1024) -> list[Record]:
+    return _best_orders(
+        record
+        for record in suite_records("asyncsparse.jsonl.gz")
+        if (record["system"], record["dtype"], record["n"]) == ("wcsr", "float32", n)
+    )
+
+
+def _by_density(records: Sequence[Record]) -> str:
+    shown = []
+    for density in (0.0, 0.001, 0.005, 0.01):
+        mine = [r for r in records if r["nnz"] > density * r["rows"] * r["cols"]]
+        shown.append(f"{mean(r['gflops'] / 1e3 for r in mine)} ({len(mine)})")
+    return " / ".join(shown)
+
+
+def _bcsr() -> list[Record]:
+    return [
+        record
+        for record in select("asyncsparse.jsonl.gz", "bcsr", n=1024, dtype="bfloat16")
+        if not record["matrix"].startswith("gate_proj")
+    ]
+
+
+def _opts() -> list[float]:
+    name = "asyncsparse.jsonl.gz"
+    found = []
+    for step in ("opt0", "opt1", "opt2", "opt3", "opt5", "opt6", "opt7"):
+        mine = select(name, "bcsr", {"ablation": step}, n=1024, dtype="bfloat16")
+        mine = [record for record in mine if record["matrix"].startswith("gate_proj")]
+        found.append(geomean(record["gflops"] / 1e3 for record in mine))
+    return found
+
+
+def _tile_width() -> str:
+    name = "asyncsparse.jsonl.gz"
+    wide, narrow = (
+        {
+            product_key(record): record["time"]["p50"]
+            for record in select(name, "bcsr", {"ablation": f"columns{columns}"}, n=1024)
+        }
+        for columns in (256, 128)
+    )
+    return mean(narrow[key] / seconds for key, seconds in wide.items() if key in narrow)
+
+
+def _gate_proj() -> str:
+    name, shown = "asyncsparse.jsonl.gz", []
+    for sparsity in (80, 90, 95, 99):
+        matrix = f"gate_proj-{sparsity}"
+        mine = select(name, "bcsr", n=4096, dtype="bfloat16", matrix=matrix)
+        shown.append(mean(over(name, mine, "torch-dense")))
+    return " / ".join(shown)
+
+
+def _prefill() -> str:
+    lines = (RECORDS / "llm.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    mine = [r for r in found if r.get("part") == "prefill" and r.get("sparsity") == 0.9]
+    return " / ".join(f"{r['over_dense']:.2f} at {r['tokens']}" for r in mine) or NO_RECORD
+
+
+# --- Acc
+
+
+def _acc_ladder() -> str:
+    order = [
+        {"ablation": "bittcf", "reorder": "identity"},
+        *({"ablation": name, "reorder": "affinity"} for name in ("reorder", "cache", "pipeline")),
+        {"reorder": "affinity"},
+    ]
+    found = [select("acc.jsonl", "acc", config, n=128) for config in order]
+    return steps([geomean(r["time"]["p50"] for r in records) for records in found])
+
+
+def _acc_without(part: str, base: dict[str, str]) -> str:
+    def times(config: dict[str, str]) -> dict[Any, float]:
+        found = select("acc_parts.jsonl", "acc", {**config, "reorder": "affinity"})
+        return {product_key(record): record["time"]["p50"] for record in found}
+
+    without, all_parts = times({"ablation": part}), times(base)
+    return mean(seconds / all_parts[key] for key, seconds in without.items())
+
+
+# --- Training
+
+
+def gnn_ratios(path: str) -> list[float]:
+    """Steps of a backend over those of torch.sparse, by graph."""
+    file = RECORDS / "gnn_systems.jsonl"
+    if not file.is_file():
+        return []
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    timed = [r for r in found if r.get("status") == "ok" and r["setting"] == "gcn2-256"]
+    base = {r["matrix"]: r["time"]["p50"] for r in timed if r["path"] == "torch-sparse"}
+    return [base[r["matrix"]] / r["time"]["p50"] for r in timed if r["path"] == path]
+
+
+def _gcn(*systems: str) -> str:
+    shown = [f"`{s}` {mean(gnn_ratios(f'sparsetile-{s}'))}" for s in systems]
+    graphs = len(gnn_ratios("sparsetile-csr"))
+    return f"{', '.join(shown)} ({graphs} graphs)" if graphs else NO_RECORD
+
+
+READINGS: dict[str, Callable[[], str]] = {
+    "voltrix/tab1": lambda: _graphs("voltrix.jsonl"),
+    "voltrix/fig9": _voltrix_graphs,
+    "voltrix/fig10": _voltrix_suite,
+    "voltrix/fig11": _ladder,
+    "voltrix/fig13": lambda: _gcn("voltrix", "csr"),
+    "voltrix/fig14": _overlap,
+    "voltrix/fig16": _gamma,
+    "voltrix/fig17": lambda: f"R² = {study('voltrix_study.json')['fit']['r2_others']:.4f}",
+    "brp/tab1": lambda: _graphs("brp.jsonl"),
+    "brp/fig8": _brp_speedups,
+    "brp/tab2": _brp_planning,
+    "brp/fig9": _brp_shares,
+    "brp/fig12": lambda: _gcn("brp"),
+    "rsh/tab1": lambda: _graphs("rsh.jsonl"),
+    "rsh/fig10": lambda: _rsh("identity"),
+    "rsh/fig12": lambda: _rsh("locality"),
+    "rsh/fig13": lambda: _bytes([("RS-Tile, 8 rows, thresholds", "BitTCF and schedule")]),
+    "rsh/fig14": _thresholds,
+    "rsh/fig16": _orders,
+    "rsh/fig17": _rsh_gcn,
+    "asyncsparse/tab1": lambda: _by_density(wcsr_records()),
+    "asyncsparse/tab1_bcsr": lambda: _by_density(_bcsr()),
+    "asyncsparse/fig5": lambda: mean(record.get("speedup") for record in wcsr_records()),
+    "asyncsparse/fig6": lambda: " / ".join(f"{value / _opts()[0]:.1f}" for value in _opts()),
+    "asyncsparse/tab2": lambda: " / ".join(f"{value:.1f}" for value in _opts()),
+    "asyncsparse/fig7": _tile_width,
+    "asyncsparse/tab3": _gate_proj,
+    "asyncsparse/fig8": _prefill,
+    "acc/tab2": lambda: _graphs("acc.jsonl"),
+    "acc/fig9": lambda: speedups("acc.jsonl", "acc", (128, 256, 512), {"reorder": "affinity"}),
+    "acc/fig12": lambda: _bytes([("BitTCF", "CSR"), ("BitTCF", "ME-TCF")]),
+    "acc/fig13": lambda: _acc_without("no-pipeline", {"ablation": "no-stack"}),
+    "acc/fig14": lambda: _acc_without("no-balance", {}),
+    "acc/fig15": _acc_ladder,
+}
