@@ -54,8 +54,8 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Argument(
-            help="Suite or .toml file (--list shows them), a paper's figure (paper:voltrix/fig9), or "
-            "your own matrix file or folder."
+            help="Suite or .toml file (--list shows them), a paper's figure (paper:voltrix/fig9), "
+            "or your own matrix file or folder."
         ),
     ] = None,
     data: Annotated[
