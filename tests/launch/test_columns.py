@@ -11,7 +11,7 @@ from torch import Tensor
 import sparsetile as st
 from sparsetile.launch import columns
 from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
-from sparsetile.plan import eager as gradients
+from sparsetile.plan import valued
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
 
@@ -123,15 +123,16 @@ def _diagonal(rows: int, dtype: torch.dtype) -> Tensor:
     return torch.sparse_csr_tensor(at, at[:-1], values, (rows, rows), check_invariants=False)
 
 
-@pytest.mark.gpu
-@gpu
-def test_gradients_of_gradients_go_through_torch(monkeypatch: pytest.MonkeyPatch):
+def test_gradients_of_gradients_take_no_kernel_of_the_epilogue(monkeypatch: pytest.MonkeyPatch):
+    """Also if the kernel of the epilogue's gradient could take them, as on a GPU."""
     called = []
-    monkeypatch.setattr(gradients, "epilogue_gradient", lambda *a: called.append(a))
-    plan = st.plan(_diagonal(50, torch.float32), 8)
-    B = torch.randn(50, 8, device="cuda", requires_grad=True)
-    bias = torch.randn(8, device="cuda", requires_grad=True)
-    grad = torch.randn(50, 8, device="cuda", requires_grad=True)
+    monkeypatch.setattr(valued, "takes_epilogue_gradient", lambda *_: True)
+    monkeypatch.setattr(valued, "epilogue_gradient", lambda *a: called.append(a))
+    matrix = torch.diag(torch.rand(50) + 0.5).to_sparse_csr()
+    plan = st.plan(matrix, 8)
+    B = torch.randn(50, 8, requires_grad=True)
+    bias = torch.randn(8, requires_grad=True)
+    grad = torch.randn(50, 8, requires_grad=True)
     out = plan.run(B, bias=bias, relu=True)
     (d_B, d_bias) = torch.autograd.grad(out, (B, bias), grad, create_graph=True)
     (again,) = torch.autograd.grad(d_B.sum() + d_bias.sum(), grad)
@@ -139,6 +140,9 @@ def test_gradients_of_gradients_go_through_torch(monkeypatch: pytest.MonkeyPatch
     expected = reached * (plan @ torch.ones_like(B).detach() + 1)
     torch.testing.assert_close(again, expected)
     assert not called
+    with pytest.raises(TypeError):  # a first gradient would have called it, which gives no list
+        torch.autograd.grad(plan.run(B, bias=bias, relu=True), (B, bias), grad.detach())
+    assert called
 
 
 @pytest.mark.gpu

@@ -360,6 +360,16 @@ def test_every_failed_test_is_named(tmp_path: Path):
     assert [text.rsplit(" ", 2)[1:] for text in found] == [["b", "failed"], ["c", "failed"]]
 
 
+def test_a_failure_counts_until_its_test_is_removed(tmp_path: Path):
+    """Its name must have left the checkout: other parameters do not remove it."""
+    here = "tests/tools/test_record.py::test_a_failure_counts_until_its_test_is_removed[any]"
+    gone = [here.replace("until", "unless"), "tests/tools/no_such_file.py::test_it"]
+    (found,) = problems(
+        tmp_path, a_record(dict.fromkeys([here, *gone], "failed") | {"a": "passed"})
+    )
+    assert found.endswith(f"{here} failed")
+
+
 @pytest.mark.parametrize("outcomes", [{}, {"a": "skipped"}])
 def test_a_record_without_tests_proves_nothing(tmp_path: Path, outcomes: dict[str, str]):
     (found,) = problems(tmp_path, a_record(outcomes))
