@@ -406,15 +406,25 @@ def test_where_no_record_is_committed_the_readme_says_how_many_are_left():
     folder = ROOT / "results" / "h200"
     assert ("have yet to run" in readme) == (not (folder / RECORD_NAME).is_file())
     if (path := folder / PARTIAL_NAME).is_file():
-        counts = json.loads(path.read_text())["counts"]
-        left, whole = counts["not run"], sum(counts.values())
-        assert f"{whole - left} of {whole} mutations were, and {left} have yet to run" in readme
+        settled, whole = len(_settled(path)), len(MUTATIONS)
+        text = f"{settled} of {whole} mutations were, and {whole - settled} have yet to run"
+        assert text in readme, text
+
+
+def _settled(path: Path) -> list[dict[str, Any]]:
+    """Entries of a part of a record that are mutations of today, and were noticed."""
+    wanted = {module._key(module._facts(each)) for each in MUTATIONS}
+    entries = json.loads(path.read_text())["mutations"]
+    return [e for e in entries if module._key(e) in wanted and e["outcome"] in module.NOTICED]
 
 
 @pytest.mark.parametrize("path", PARTIAL, ids=lambda path: path.parent.name)
 def test_in_every_committed_part_of_a_record_all_that_ran_were_noticed(path: Path):
+    """Mutations that came since then have yet to run, as those that it had no time for."""
+    newer = "tools/mutations.py changed since it was written"
     found = check_mutations(path)
-    assert found and all(each.endswith(" not run") for each in found)
+    assert found and all(each.endswith(" not run") or newer in each for each in found)
+    assert len(_settled(path)) >= LEAST
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
