@@ -9,7 +9,6 @@ that was stopped. Exit code 1 if losses of ours differ, 2 for bad usage.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from sparsetile.cli.console import note, note_some, print_json, print_table, print_text
 from sparsetile.core.errors import value_error
 from tools.gnn_records import EPOCHS, Selection, geometric_means, gnn_rows, run_gnn
+from tools.record import command_of
 
 # Options that list names, and the fields of ``Selection`` that they choose.
 _NAMES = {
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     asked = parser.parse_args(list(arguments))
     try:
-        return _study(asked, shlex.join(["python", "-m", "tools.gnn_study", *arguments]))
+        return _study(asked, command_of("gnn_study", arguments))
     except (ValueError, TypeError, OSError) as error:
         note(f"{parser.prog}: error: {error}")
         return 2

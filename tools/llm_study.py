@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
 from tools.llm_times import LlmSelection, run_llm, validate_llm
+from tools.record import command_of
 
 _DTYPES = ("bfloat16", "float16")
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
     asked = parser.parse_args(list(arguments))
     try:
-        return _study(asked, shlex.join(["python", "-m", "tools.llm_study", *arguments]))
+        return _study(asked, command_of("llm_study", arguments))
     except (ValueError, TypeError, OSError) as error:
         note(f"{parser.prog}: error: {error}")
         return 2

@@ -21,7 +21,6 @@ import itertools
 import json
 import math
 import platform
-import shlex
 import sys
 import sysconfig
 import time
@@ -38,6 +37,7 @@ from sparsetile.cli.console import note, print_table
 from sparsetile.nn import MaskedLinear, SparseConfig, SparseLinear, calibrate, sparsify_
 from sparsetile.nn.dense_copy import KeepsDense
 from tools.llm_decoder import Decoder, DecoderSize, Rotary, _causal
+from tools.record import command_of
 
 _SPARSITIES = (0.5, 0.7, 0.8, 0.9)
 _LLAMA_UP = (14336, 4096)
@@ -378,11 +378,9 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(list(arguments))
     device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     end = time.perf_counter() + asked.time_limit
-    # The folder is of the machine that measured.
-    shown = [word if word != str(asked.out) else asked.out.name for word in arguments]
     head = {
         "suite": "pruned_quality", "commit": asked.commit or commit(),
-        "command": shlex.join(["python", "-m", "tools.pruned_quality", *shown]),
+        "command": command_of("pruned_quality", arguments),
         "environment": describe_environment(device.type),
     }  # fmt: skip
     parts: list[Iterator[dict[str, Any]]] = []

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,13 @@ def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path
             "Run it where the tests marked gpu are not skipped",
         )  # fmt: skip
     return write_json(record, Path(folder) / record["gpu"]["slug"] / RECORD_NAME)
+
+
+def command_of(tool: str, arguments: Sequence[str]) -> str:
+    """Return a command as records have it: of absolute paths, which mean nothing elsewhere, the
+    last part."""
+    shown = (Path(word).name if Path(word).is_absolute() else word for word in arguments)
+    return shlex.join(["python", "-m", f"tools.{tool}", *shown])
 
 
 def write_text(text: str, path: Path) -> Path:

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from tools.digest import code_digest
-from tools.record import SCHEMA, check_record, collect, counting, run_tests, write_record
+from tools.record import (
+    SCHEMA,
+    check_record,
+    collect,
+    command_of,
+    counting,
+    run_tests,
+    write_record,
+)
 
 from tests.today import digests_of_today, gpu_tests_of_today
 from tools import record as module
@@ -358,6 +366,11 @@ def test_an_outcome_counts_if_the_test_uses_fewer_parts_than_when_it_ran(tmp_pat
 def test_every_failed_test_is_named(tmp_path: Path):
     found = problems(tmp_path, a_record({"a": "passed", "b": "failed", "c": "failed"}))
     assert [text.rsplit(" ", 2)[1:] for text in found] == [["b", "failed"], ["c", "failed"]]
+
+
+def test_a_command_names_no_folder_of_the_machine(tmp_path: Path):
+    command = command_of("study", ["--out", str(tmp_path / "a.jsonl"), "--data", "data/core"])
+    assert command == "python -m tools.study --out a.jsonl --data data/core"
 
 
 def test_a_failure_counts_until_its_test_is_removed(tmp_path: Path):
