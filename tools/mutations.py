@@ -281,6 +281,8 @@ w[j / 2][j % 2 * 2 + 1] => w[j / 2][j % 2 * 2]  # eight columns of k twice
 kUnit + row + 1] => kUnit + row]  # one bias of up for two rows
 sum[kParts - 1][i][j][half => sum[0][i][j][half  # the gate in place of up
 round_tf32(word[0]) => word[0]  # truncates X
+[ptx/matrices.cuh, mma]
+"=r"(word[2]), "=r"(word[3]) => "=r"(word[3]), "=r"(word[2])  # exchanges two matrices
 [attention/gat.cuh, gat]
 raw > 0.0f ? 1.0f : slope => raw > 0.0f ? slope : 1.0f  # slopes of the other side
 entry * p.heads + head => entry + head  # another entry's dropout

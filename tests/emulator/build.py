@@ -32,6 +32,8 @@ _FUNCTION = r"(?:template <bool kBrain>\n)?__device__ __forceinline__ \w+ {name}
 _ASSEMBLY = re.compile(r"asm\(.*?\);", re.DOTALL)
 # Files of the device tree whose instructions are emulated.
 _MMA, _PTX = "mma/mma.cuh", "ptx/ptx.cuh"
+# What stands for ptx.cuh has these loads, too.
+_MATRICES = "ptx/matrices.cuh"
 _ELEMENT = "ptx/element.cuh"
 # Shared memory of the size that a launch gives: here of the most that a GPU has.
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?char (\w+)\[\];")
@@ -50,7 +52,7 @@ def runs_on_host(spec: KernelSpec) -> bool:
         name = files.pop()
         found.add(name)
         text = (DEVICE_TREE / name).read_text()
-        if name not in (_MMA, _PTX) and re.search(r"\basm\b", text):
+        if name not in (_MMA, _PTX, _MATRICES) and re.search(r"\basm\b", text):
             return False
         files |= set(_INCLUDE.findall(text)) - found
     return True
@@ -112,6 +114,7 @@ def _device_tree(folder: Path) -> Path:
         partial = work / "device"
         shutil.copytree(DEVICE_TREE, partial)
         shutil.copy(HERE / "ptx.cuh", partial / _PTX)
+        (partial / _MATRICES).write_text('#pragma once\n#include "ptx/ptx.cuh"\n')
         element = partial / _ELEMENT
         element.write_text(_with_no_word(element.read_text()))
         mma = partial / _MMA

@@ -176,10 +176,10 @@ def test_calls_that_the_kernels_do_not_serve(fused, name):
 
 def test_features_that_need_no_gradient_cost_no_launch(monkeypatch):
     modes: list[int] = []
-    launch = edge_attention._launch_scores
+    launch = edge_attention.launch_scores
     monkeypatch.setattr(
         edge_attention,
-        "_launch_scores",
+        "launch_scores",
         lambda e, mode, *a, **k: modes.append(mode) or launch(e, mode, *a, **k),
     )
     edge_index, x = without_parallel_edges(directed_graph()), torch.randn(NODES, WIDTH)

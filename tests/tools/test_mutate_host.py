@@ -175,7 +175,7 @@ def test_packages_are_drawn_from_by_size_but_each_often_enough():
     drawn = Checkout().drawn(150, 0)
     counts = totals([{"file": each.file, "outcome": "failed"} for each in drawn])["packages"]
     assert set(counts) == set(HOST_PACKAGES) and sum(counts.values()) >= LEAST
-    assert min(counts.values()) >= 12 and counts["nn"] > counts["intake"] > counts["pyg"]
+    assert min(counts.values()) >= 12 and counts["nn"] > counts["plan"] > counts["pyg"]
 
 
 def test_a_planted_survivor_shows_and_all_else_is_noticed(tiny: Checkout, tmp_path, constants):

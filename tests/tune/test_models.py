@@ -126,6 +126,7 @@ def test_a_system_that_was_hardly_timed_gets_the_typical_scale():
 def test_products_are_timed_until_the_time_is_up(monkeypatch):
     """Of systems that may be among the fastest, in both types and with TF32 allowed."""
     asked: list[tuple[int, torch.dtype, list[str]]] = []
+    before = torch.backends.cuda.matmul.allow_tf32
 
     def measure(request: Any, names: list[str], predicted: Any, budget: float) -> Any:
         assert torch.backends.cuda.matmul.allow_tf32
@@ -141,7 +142,7 @@ def test_products_are_timed_until_the_time_is_up(monkeypatch):
     assert {n for n, _, _ in asked} == {32, 128, 512} and all(len(a[2]) == 1 for a in asked)
     assert {each.model.partition("/")[2] for each in found} == {"2", "4"}
     assert all(each.seconds == 2 * each.predicted for each in found)
-    assert not torch.backends.cuda.matmul.allow_tf32, "as it was"
+    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 def test_the_generated_matrices_are_fixed():

@@ -188,7 +188,7 @@ def _names_matrices(name: str) -> bool:
 
     path = Path(name)
     file = path.is_file() and name.endswith(MATRIX_SUFFIXES)
-    return file or (path.is_dir() and name not in suite_names())
+    return file or bool(name and path.is_dir() and name not in suite_names())
 
 
 def _own_suite(path: Path, data: Path | None, asked_device: str) -> tuple[Suite, Path]:
