@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -340,10 +341,10 @@ def _acc_without(part: str, base: dict[str, str]) -> str:
 
 def gnn_ratios(path: str) -> list[float]:
     """Steps of a backend over those of torch.sparse, by graph."""
-    file = RECORDS / "gnn_systems.jsonl"
+    file = RECORDS / "gnn_systems.jsonl.gz"
     if not file.is_file():
         return []
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     timed = [r for r in found if r.get("status") == "ok" and r["setting"] == "gcn2-256"]
     base = {r["matrix"]: r["time"]["p50"] for r in timed if r["path"] == "torch-sparse"}
     return [base[r["matrix"]] / r["time"]["p50"] for r in timed if r["path"] == path]

@@ -67,7 +67,7 @@ by itself it is in no record.
 _GCN = """## Training with each system
 
 A two-layer GCN of hidden width 256, 500 epochs of Adam in float32 with TF32, the given row order
-(`gnn_systems.jsonl`). Ratios are median steps with torch's product of a sparse tensor over those
+(`gnn_systems.jsonl.gz`). Ratios are median steps with torch's product of a sparse tensor over those
 with a plan of the named system, bias and ReLU in its kernel. Losses agree within [the
 bound](benchmarks.md#training). On these graphs a step's time is the host's (its `host` is as long),
 so the table shows that each system trains, and hardly which kernel is faster. `brp` runs as `csr`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from sparsetile.nn import MaskedLinear, SparseLinear
 from tools import pruned_quality
 
-RECORD = Path(__file__).resolve().parents[2] / "results" / "h200" / "pruned_quality.jsonl"
+RECORD = Path(__file__).resolve().parents[2] / "results" / "h200" / "pruned_quality.jsonl.gz"
 
 
 def test_a_tiny_run_writes_a_record_of_every_way(tmp_path, monkeypatch, capsys):
@@ -64,7 +65,7 @@ def test_layers_that_are_timed_are_checked(way):
 
 def test_the_record_shows_what_the_page_says():
     """The table of docs/how-to/pruned-quality.md, cell by cell."""
-    records = [json.loads(line) for line in RECORD.read_text().splitlines()]
+    records = [json.loads(line) for line in gzip.decompress(RECORD.read_bytes()).splitlines()]
     page = (RECORD.parents[2] / "docs" / "how-to" / "pruned-quality.md").read_text()
     names = {"2:4": "2:4", "unstructured": "any weights", "block": "blocks of 64"}
     pruned = [each for each in records if each["setting"] == "pruned"]
