@@ -8,12 +8,11 @@ compares the page with what the records say, and a test does the same.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from sparsetile.bench.figures import PREFIX, Figure, papers
-from sparsetile.cli.console import note
+from tools.generated import write_page
 from tools.paper_readings import (
     ALGORITHMS,
     NO_RECORD,
@@ -172,15 +171,7 @@ def render() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="papers", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only compare")
-    page = render()
-    if parser.parse_args(list(arguments)).check:
-        same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page
-        note(f"{PAGE.name} is {'current' if same else 'old: run python -m tools.papers'}")
-        return 0 if same else 1
-    PAGE.write_text(page, encoding="utf-8")
-    return 0
+    return write_page("papers", __doc__ or "", PAGE, render, arguments)
 
 
 if __name__ == "__main__":

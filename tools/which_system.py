@@ -8,7 +8,6 @@ generated ones. ``--check`` compares the page with the records, and a test does 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections import defaultdict
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetile.bench.record import Record
-from sparsetile.cli.console import note
+from tools.generated import write_page
 from tools.paper_readings import ALGORITHMS, mean, suite_records
 from tools.record import ROOT
 
@@ -198,17 +197,7 @@ def render() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="which_system", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--check", action="store_true", help="only compare")
-    page = render()
-    if parser.parse_args(list(arguments)).check:
-        same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page
-        note(f"{PAGE.name} is {'current' if same else 'old: run python -m tools.which_system'}")
-        return 0 if same else 1
-    PAGE.write_text(page, encoding="utf-8")
-    return 0
+    return write_page("which_system", __doc__ or "", PAGE, render, arguments)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     dense   the dense weight, torch's product; also wherever nothing else runs
     2:4     torch.sparse.to_sparse_semi_structured (cuSPARSELt or CUTLASS), for 2:4 on a GPU
-    plan    sparsetile.plan: on a GPU, a system for unstructured weights at few tokens; on a CPU,
-            where that was measured to be faster
+    plan    sparsetile.plan: on a CPU, where that was measured to be faster
 
 Each needs a form of the weight beside the kept values. So with ``prefer="memory"`` there is only
 ``dense``, written out for the call.
@@ -28,7 +27,6 @@ from sparsetile.intake.identity import tensor_key
 from sparsetile.nn.dense_copy import BUILDING, keeps_dense
 from sparsetile.nn.host_choice import plan_on_host
 from sparsetile.plan.planner import plan
-from sparsetile.systems import SYSTEMS
 
 __all__ = ["METHODS", "Made", "made_for", "method_of", "numbered"]
 
@@ -37,13 +35,10 @@ Layer: TypeAlias = Any
 
 METHODS = ("dense", "2:4", "plan")
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-# Systems for unstructured weights at few tokens, and how many tokens that is.
-_FEW_SYSTEMS = ("bitmap",)
-_FEW_TOKENS = 64
 # Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
 _SEMI_STRUCTURED_FLOPS = 5.5e11
 # Tokens that a plan is made for; it multiplies any number.
-_PLANNED = {"cuda": 1, "cpu": 16}
+_PLANNED = 16
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,7 @@ def _predicted(layer: Layer, tokens: int) -> str:
     if weight.device.type == "cuda":
         if _takes_semi_structured(layer) and _semi_structured_pays(rows, cols, tokens):
             return "2:4"
-        known = any(name in SYSTEMS for name in _FEW_SYSTEMS)
-        few = tokens <= _FEW_TOKENS and weight.dtype in _SIXTEEN_BITS
-        return "plan" if known and few else "dense"
+        return "dense"
     planned = weight.device.type == "cpu" and plan_on_host(
         rows * cols, weight.numel(), tokens, weight.dtype.itemsize
     )
@@ -154,9 +147,8 @@ def _semi_structured(layer: Layer, key: Hashable) -> Made:
 @torch.no_grad()
 def _planned(layer: Layer, key: Hashable) -> Made:
     matrix = layer.to_dense().to_sparse_csr()
-    made = plan(matrix, n=_PLANNED[matrix.device.type])
-    known = matrix.device.type == "cpu" or made.system in _FEW_SYSTEMS
-    if made.system == "dense" or not known:  # torch's product without the plan's copies
+    made = plan(matrix, n=_PLANNED)
+    if made.system == "dense":  # torch's product without the plan's copies
         return Made("dense", key, 0, None)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
