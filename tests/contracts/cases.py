@@ -14,6 +14,8 @@ from sparsetile import CSR
 from sparsetile.check import bound
 from sparsetile.check import reference as check_reference
 from sparsetile.check.judge import check_product
+from sparsetile.core.device import capability
+from sparsetile.systems.registry import SYSTEMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -27,6 +29,12 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def runs_on_this_gpu(system: str) -> bool:
+    """Whether the GPU, or that of ``SPARSETILE_CAPABILITY``, has what the system needs."""
+    needed, found = SYSTEMS[system].architectures, capability(0)
+    return {"sm_90a": found == (9, 0), "sm_90 and newer": found >= (9, 0)}.get(needed, True)
 
 
 def rounds_to_tf32(B: Tensor) -> bool:

@@ -10,6 +10,7 @@ import sparsetile as st
 from sparsetile.nn import GCNConv
 from sparsetile.plan.family import Family
 from sparsetile.plan.report import all_parts
+from tests.contracts.cases import runs_on_this_gpu
 
 ROWS, N = 60, 8
 
@@ -181,6 +182,8 @@ def test_captured_graphs_refuse_what_they_cannot_follow(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("system", ["csr", "acc", "dense", "rsh", "voltrix", "wcsr", "brp"])
 def test_captured_training_of_a_symmetric_plan(system: str, monkeypatch: pytest.MonkeyPatch):
+    if not runs_on_this_gpu(system):
+        pytest.skip(f"this GPU has no {system}")
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     generator = torch.Generator().manual_seed(1)
     upper = ((torch.rand(500, 500, generator=generator) < 0.05).float()).triu()
