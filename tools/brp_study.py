@@ -7,6 +7,7 @@
                rsh, brp as it chooses, with the paper's f = 1 and g = 4, the same straight into
                registers, and with its atomics; at N = 32 every f and g
     shares     share of the entries that groups hold, for every f and g
+    bytes      index bytes of the format over CSR's, for every f with g = 4
     builds     seconds by stage of building brp, acc, wcsr, rsh and voltrix, after a warm-up
     program    bytes of the kernels' code, and registers
 
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sparsetile.formats.brp import TILE_COLUMNS, sort_windows
+from sparsetile.formats.brp import BRP, TILE_COLUMNS, sort_windows
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
@@ -86,6 +87,15 @@ def shares(case: Case) -> Found:
     }
 
 
+def index_bytes(case: Case) -> Found:
+    """Index bytes over CSR's, each with 4-byte columns and row pointers."""
+    csr = 4 * (case.csr.nnz + case.csr.shape[0] + 1)
+    return {
+        f"{f}x4": BRP.pack(case.csr, case.perm(case.order), fixed=f, group=4).bytes / csr
+        for f in FIXED
+    }
+
+
 def _built_seconds(case: Case, system: str, ablation: str | None) -> dict[str, float]:
     """Seconds of one build by stage; ``choose`` is what comes before the format."""
 
@@ -135,6 +145,7 @@ def program(_: Case) -> Found:
 EXPERIMENTS: dict[str, Callable[[Case], Found]] = {
     "products": products,
     "shares": shares,
+    "bytes": index_bytes,
     "builds": builds,
     "program": program,
 }

@@ -38,6 +38,16 @@ def study(name: str) -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def counters() -> dict[str, dict[str, dict[str, Any]]]:
+    """Counters of the profiler by product and matrix."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for entry in json.loads((RECORDS / "counters.json").read_text())["products"]:
+        if "counters" in entry:
+            found.setdefault(entry["product"], {})[entry["matrix"]] = entry["counters"]
+    return found
+
+
 def select(
     name: str, system: str, config: dict[str, str] | None = None, **fields: Any
 ) -> list[Record]:
@@ -148,7 +158,55 @@ def _gamma() -> str:
     return f"deviation 64 / 128 / 192: {shown[0]} % at N = 256, {shown[1]} % at 512"
 
 
+def _range(values: Iterable[float], unit: str = "") -> str:
+    found = list(values)
+    return f"{min(found):.0f} to {max(found):.0f}{unit}"
+
+
+def _voltrix_counters() -> str:
+    mine, acc = counters()["voltrix"], counters()["acc"]
+    reads, conflicts = (
+        geomean(here[name] / acc[matrix][name] for matrix, here in mine.items())
+        for name in ("dram_read_bytes", "bank_conflicts")
+    )
+    registers = _range(here["registers"] for here in mine.values())
+    ours, theirs = (
+        _range((here["tensor_cycles"] for here in found.values()), " %") for found in (mine, acc)
+    )
+    return (
+        f"{registers} registers, DRAM reads {reads:.2f} and bank conflicts {conflicts:.2f} of "
+        f"`acc`'s, Tensor Cores busy {ours} (`acc` {theirs})"
+    )
+
+
+def _busiest() -> str:
+    mine, without = counters()["voltrix 512"], counters()["voltrix 512 unbalanced"]
+    saved = {
+        matrix: 100 * (1 - mine[matrix]["most_active_cycles"] / found["most_active_cycles"])
+        for matrix, found in without.items()
+    }
+    return f"ogbl-ddi {saved['ogbl-ddi']:.0f} % less, six matrices {_range(saved.values())} % less"
+
+
 # --- BRP
+
+
+def _brp_hits() -> str:
+    shown = []
+    for matrix in BRP_GRAPHS:
+        fastest = min((counters()[name][matrix] for name in ALGORITHMS), key=_seconds)
+        hits = counters()["brp direct"][matrix]["l2_hits"]
+        shown.append(f"{100 * (hits / fastest['l2_hits'] - 1):+.1f}")
+    return f"{' / '.join(shown)} % ({', '.join(BRP_GRAPHS)})"
+
+
+def _seconds(found: dict[str, Any]) -> float:
+    return float(found["seconds"])
+
+
+def _brp_bytes() -> str:
+    found = json.loads((RECORDS.parent / "cpu" / "brp_bytes.json").read_text())["experiments"]
+    return " / ".join(f"{found['bytes'][name]['1x4']:.2f}" for name in BRP_GRAPHS)
 
 
 def _brp_speedups() -> str:
@@ -227,6 +285,19 @@ def _orders() -> str:
         )
 
     return " / ".join(map(gain, ("rabbit", "locality-mst", "locality-2opt", "locality")))
+
+
+def _rsh_counters() -> str:
+    mine, acc = counters()["rsh float16"], counters()["acc float16"]
+    tiles = [name for name, found in mine.items() if found["kernel"] == "spmm_rstile"]
+
+    def pair(counter: str) -> str:
+        ours, theirs = (
+            sum(found[name][counter] for name in tiles) / len(tiles) for found in (mine, acc)
+        )
+        return f"{ours:.0f} % (`acc` {theirs:.0f} %)"
+
+    return f"SM throughput {pair('sm_throughput')}, Tensor Cores busy {pair('tensor_cycles')}"
 
 
 def _rsh_gcn() -> str:
@@ -336,6 +407,26 @@ def _acc_without(part: str, base: dict[str, str]) -> str:
     return mean(seconds / all_parts[key] for key, seconds in without.items())
 
 
+def _acc_hits() -> str:
+    mine, csr = counters()["acc"], counters()["csr"]
+    shown = []
+    for name in ("l1_hits", "l2_hits"):
+        points = [found[name] - csr[matrix][name] for matrix, found in mine.items()]
+        shown.append(f"{min(points):+.1f} to {max(points):+.1f}")
+    return f"{' and '.join(shown)} points"
+
+
+def _tile_fill() -> str:
+    lines = (RECORDS.parent / "cpu" / "tiles.jsonl").read_text().splitlines()
+    fill: dict[str, dict[str, float]] = {}
+    for record in map(json.loads, lines):
+        if record.get("status") == "ok":
+            fill.setdefault(record["order"], {})[record["matrix"]] = record["nnz_per_tile"]
+    mine = fill["affinity"]
+    ratio = mean(mine[name] / fill["lsh"][name] for name in mine if name in fill["lsh"])
+    return f"{ratio} over `lsh` ({len(mine)} matrices)"
+
+
 # --- Training
 
 
@@ -361,20 +452,25 @@ READINGS: dict[str, Callable[[], str]] = {
     "voltrix/fig9": _voltrix_graphs,
     "voltrix/fig10": _voltrix_suite,
     "voltrix/fig11": _ladder,
+    "voltrix/fig12": _voltrix_counters,
     "voltrix/fig13": lambda: _gcn("voltrix", "csr"),
     "voltrix/fig14": _overlap,
+    "voltrix/fig15": _busiest,
     "voltrix/fig16": _gamma,
     "voltrix/fig17": lambda: f"R² = {study('voltrix_study.json')['fit']['r2_others']:.4f}",
     "brp/tab1": lambda: _graphs("brp.jsonl"),
     "brp/fig8": _brp_speedups,
     "brp/tab2": _brp_planning,
     "brp/fig9": _brp_shares,
-    "brp/fig12": lambda: _gcn("brp"),
+    "brp/fig10": _brp_hits,
+    "brp/fig11": _brp_bytes,
+    "brp/fig12": lambda: _gcn("brp", "brp-1x4"),
     "rsh/tab1": lambda: _graphs("rsh.jsonl"),
     "rsh/fig10": lambda: _rsh("identity"),
     "rsh/fig12": lambda: _rsh("locality"),
     "rsh/fig13": lambda: _bytes([("RS-Tile, 8 rows, thresholds", "BitTCF and schedule")]),
     "rsh/fig14": _thresholds,
+    "rsh/fig15": _rsh_counters,
     "rsh/fig16": _orders,
     "rsh/fig17": _rsh_gcn,
     "asyncsparse/tab1": lambda: _by_density(wcsr_records()),
@@ -387,6 +483,8 @@ READINGS: dict[str, Callable[[], str]] = {
     "asyncsparse/fig8": _prefill,
     "acc/tab2": lambda: _graphs("acc.jsonl"),
     "acc/fig9": lambda: speedups("acc.jsonl", "acc", (128, 256, 512), {"reorder": "affinity"}),
+    "acc/fig10": _tile_fill,
+    "acc/fig11": _acc_hits,
     "acc/fig12": lambda: _bytes([("BitTCF", "CSR"), ("BitTCF", "ME-TCF")]),
     "acc/fig13": lambda: _acc_without("no-pipeline", {"ablation": "no-stack"}),
     "acc/fig14": lambda: _acc_without("no-balance", {}),

@@ -1,6 +1,6 @@
 """Tiles and bytes of a matrix under row orders: Acc-SpMM's tables (sections 3.3, 4.3.1, 4.3.2).
 
-    python -m tools.tile_counts MATRIX... --data DIR [--orders identity,affinity] > tiles.jsonl
+    python -m tools.tile_counts MATRIX... --data DIR [--orders identity,affinity] --out tiles.jsonl
 
 Every figure is counted on the whole matrix, none is estimated from a sample.
 """
@@ -8,6 +8,7 @@ Every figure is counted on the whole matrix, none is estimated from a sample.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -92,19 +93,22 @@ def counted(matrix: str, csr: CSR, order: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print one JSON line per matrix and order."""
+    """Print or write one JSON line per matrix and order."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("matrices", nargs="+", metavar="MATRIX")
     parser.add_argument("--data", type=Path, help="folder in which names are looked up")
     parser.add_argument("--orders", default="identity,rcm,louvain,lsh,affinity")
+    parser.add_argument("--out", type=Path, help="file to write; printed if omitted")
     asked = parser.parse_args(arguments)
     orders = [
         one_of("tile_counts", "--orders", name, REORDERERS) for name in asked.orders.split(",")
     ]
-    for name in asked.matrices:
-        csr = load(name, asked.data)
-        for order in orders:
-            print(json.dumps(counted(name, csr, order)), flush=True)
+    with contextlib.ExitStack() as stack:
+        file = sys.stdout if asked.out is None else stack.enter_context(asked.out.open("w"))
+        for name in asked.matrices:
+            csr = load(name, asked.data)
+            for order in orders:
+                print(json.dumps(counted(name, csr, order)), file=file, flush=True)
     return 0
 
 

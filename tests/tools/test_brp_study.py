@@ -82,7 +82,7 @@ def test_bad_usage_is_refused_with_the_reason(folder, capsys, arguments, message
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
 def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph):
-    code, record = run(folder, "--only", "products,shares,builds")
+    code, record = run(folder, "--only", "products,shares,bytes,builds")
     assert code == 0 and record["commit"] == "abc"
     assert record["not_run"] == [["DD", "products", "no GPU"], ["DD", "builds", "no GPU"]]
     shares = record["experiments"]["shares"]["DD"]
@@ -90,6 +90,9 @@ def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph):
     for f, g in ((1, 4), (2, 2)):
         packed = BRP.pack(graph, fixed=f, group=g)
         assert shares[f"{f}x{g}"] == pytest.approx(packed.tile_share)
+    found = record["experiments"]["bytes"]["DD"]
+    assert list(found) == ["1x4", "2x4", "4x4", "8x4"]
+    assert BRP.pack(graph, fixed=2, group=4).bytes == pytest.approx(4 * 5101 * found["2x4"])
 
 
 @pytest.mark.usefixtures("host_as_gpu")
