@@ -1,5 +1,5 @@
-// Steps of a kernel that is compiled to count them (build.py): linked to each such kernel by itself,
-// and not compiled to count.
+// Steps of a kernel that is compiled to count them (build.py): linked to each such kernel by
+// itself, and not compiled to count.
 #include "host_cuda.h"
 
 // Called at each basic block of the kernel, thread by thread.
