@@ -22,9 +22,8 @@ import os
 import random
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -75,11 +74,11 @@ def try_case(case: Case | LayerCase, folder: Path) -> Outcome:
 
 
 def _cases(
-    device: str, seed: int, first: int, until: float, kind: str, begins: Callable[[int], None]
+    device: str, seed: int, numbers: Iterable[int], kind: str, begins: Callable[[int], None]
 ) -> Iterator[Outcome]:
-    """Run the cases of a seed, in order; ``begins`` is called with the number of each."""
+    """Run cases of a seed, in order; ``begins`` is called with the number of each."""
     with own_pyg(), tempfile.TemporaryDirectory() as name:
-        for number in case_numbers(first, until):
+        for number in numbers:
             begins(number)
             yield _quietly(draw_case(seed, number, device, kind), Path(name))
             if number % 200 == 199:
@@ -87,11 +86,10 @@ def _cases(
                 emptied(Path(name))
 
 
-def fuzz(device: str, seed: int, seconds: float, kind: str = "all") -> dict[str, Any]:
-    """Run the cases of a seed in this process; return the counts for the record."""
+def fuzz(device: str, seed: int, cases: int, kind: str = "all") -> dict[str, Any]:
+    """Run the first cases of a seed in this process; return the counts for the record."""
     tally = Tally(note)
-    until = time.monotonic() + seconds
-    for outcome in _cases(device, seed, 0, until, kind, lambda number: None):
+    for outcome in _cases(device, seed, range(cases), kind, lambda number: None):
         tally.add(outcome)
     return tally.found()
 
@@ -100,8 +98,10 @@ def worker(device: str, seed: str, first: str, until: str, alone: str, kind: str
     """Run the cases of a seed and print the outcome of each, for ``tools.fuzz_pool``."""
     if alone == "0":
         torch.set_num_threads(1)
-    arguments = (device, int(seed), int(first), float(until), kind)
-    print_outcomes(device, int(seed), lambda begins: _cases(*arguments, begins))
+    numbers = case_numbers(int(first), float(until))
+    print_outcomes(
+        device, int(seed), lambda begins: _cases(device, int(seed), numbers, kind, begins)
+    )
 
 
 def _quietly(case: Case | LayerCase, folder: Path) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import re
@@ -37,6 +38,8 @@ _MATRICES = "ptx/matrices.cuh"
 _ELEMENT = "ptx/element.cuh"
 # Shared memory of the size that a launch gives: here of the most that a GPU has.
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?char (\w+)\[\];")
+# -O1 would take longer to compile than it saves in the short runs of tests.
+_OPTIMISED = "-Og"
 _INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 
 
@@ -94,9 +97,8 @@ def cache_key() -> str:
 def _compile(language: str, source: Path, made: Path, *options: str) -> None:
     """Compile a file; another process may make the same one, so that it appears whole."""
     partial = made.with_name(f"{made.name}.{os.getpid()}")
-    # Each library has its own shared memory, also where a variable's name is the same. -O1 would
-    # take longer to compile than it saves in the short runs of tests.
-    command = [str(host_compiler()), "-std=c++20", "-Og", "-w", "-fpermissive", "-pthread"]
+    # Each library has its own shared memory, also where a variable's name is the same.
+    command = [str(host_compiler()), "-std=c++20", "-w", "-fpermissive", "-pthread"]
     command += ["-fno-gnu-unique", "-fPIC", *options, "-o", str(partial), "-x", language]
     subprocess.run([*command, str(source)], check=True, timeout=120)
     partial.replace(made)
@@ -119,14 +121,22 @@ def _device_tree(folder: Path) -> Path:
         element.write_text(_with_no_word(element.read_text()))
         mma = partial / _MMA
         mma.write_text(_emulated_instructions(mma.read_text()))
-        for name in ("host_cuda.h", "host_threads.h"):
+        for name in ("host_cuda.h", "host_threads.h", "host_steps.h"):
             shutil.copy(HERE / name, partial / name)
-        _compile("c++-header", partial / "host_cuda.h", partial / "host_cuda.h.gch")
-        _compile("c++", partial / "host_threads.h", partial / "host_threads.o", "-c")
+        words, threads, steps = "host_cuda.h.gch", "host_threads.so", "host_steps.o"
+        _compile("c++-header", partial / "host_cuda.h", partial / words, _OPTIMISED)
+        _compile("c++", partial / "host_threads.h", partial / threads, "-O2", "-shared")
+        _compile("c++", partial / "host_steps.h", partial / steps, _OPTIMISED, "-c")
         with contextlib.suppress(OSError):  # another process was faster
             partial.rename(tree)
         shutil.rmtree(work)
     return tree
+
+
+@functools.cache
+def _scheduler(tree: Path) -> ctypes.CDLL:
+    """Load what kernels find their threads in, and the C++ library that it is linked to."""
+    return ctypes.CDLL(str(tree / "host_threads.so"), mode=ctypes.RTLD_GLOBAL)
 
 
 class HostKernel:
@@ -148,19 +158,22 @@ class HostKernel:
         text = _DYNAMIC.sub(r"alignas(1024) static char \1[228 * 1024];", text)
         options = ["-fsanitize-coverage=trace-pc"] if counted else []
         name = hashlib.sha256("".join([text, *options]).encode()).hexdigest()[:16]
-        library = folder / f"{name}.so"
+        library, tree = folder / f"{name}.so", _device_tree(folder)
         if not library.exists():
             source = folder / f"{name}.{os.getpid()}.cpp"
             source.write_text(text)
-            tree = _device_tree(folder)
-            threads = str(tree / "host_threads.o")
-            options += ["-Wl,-Bsymbolic", "-shared", "-I", str(tree), threads]
+            options += [str(tree / "host_steps.o")] if counted else []
+            options += [_OPTIMISED, "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-I", str(tree)]
             _compile("c++", source, library, *options)
             source.unlink()
+        _scheduler(tree)
         self.library = ctypes.CDLL(str(library))
         self.name, self.params = spec.name, spec.params
-        self._counts = (ctypes.c_ulonglong * 1024).in_dll(self.library, "counted_steps")
-        self._before = list(self._counts)  # a library is loaded once
+        self._counts: Sequence[int] = []
+        self._before: Sequence[int] = []
+        if counted:
+            self._counts = (ctypes.c_ulonglong * 1024).in_dll(self.library, "counted_steps")
+            self._before = list(self._counts)  # a library is loaded once
 
     @property
     def steps(self) -> list[int]:

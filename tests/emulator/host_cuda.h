@@ -1,7 +1,7 @@
 // CUDA's words for a host compiler. The threads of a block take turns on one host thread: each runs
 // until it waits at a barrier, so that every lane of a mask must take part in what is called
-// *_sync, as on a GPU. Whose turn it is host_threads.h says, which is compiled once and linked to
-// every kernel: containers here would take longer to compile than most kernels.
+// *_sync, as on a GPU. Whose turn it is host_threads.h says, a library of its own: containers here
+// would take longer to compile than most kernels, and to link the C++ library half as long.
 #pragma once
 
 #include <cmath>

@@ -15,13 +15,6 @@
 Index threadIdx, blockIdx, gridDim;
 Warp warps[32];
 
-// Called at each basic block of a kernel that is compiled to count them (build.py), thread by
-// thread.
-extern "C" {
-unsigned long long counted_steps[1024] = {};
-void __sanitizer_cov_trace_pc() { ++counted_steps[threadIdx.x]; }
-}
-
 namespace {
 
 class Barrier;

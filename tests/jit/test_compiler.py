@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import subprocess
-import sys
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,25 +160,25 @@ def test_no_length_and_no_flipped_bit_gives_another_cubin(cache, tree, which):
 
 
 KILLED = """
-import sys
+import os, signal, sys
 from sparsetile.jit import compile_source
 from sparsetile.kernels import KERNELS
 spec = KERNELS["sddmm_csr"]
-print("ready", flush=True)
-for config in spec.configs():
-    compile_source(spec.source(config), sys.argv[1])
-    print("one", flush=True)
+done, say = os.pipe()
+pid = os.fork()
+if pid == 0:
+    for config in spec.configs():
+        compile_source(spec.source(config), sys.argv[1])
+        os.write(say, b"1")
+os.read(done, 1)
+os.kill(pid, signal.SIGKILL)
+print(os.WTERMSIG(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_process_killed_while_it_fills_the_cache_leaves_no_wrong_entry(cache):
-    filling = subprocess.Popen(
-        [sys.executable, "-c", KILLED, ARCH], stdout=subprocess.PIPE, text=True
-    )
-    assert filling.stdout is not None
-    assert [filling.stdout.readline() for _ in range(2)] == ["ready\n", "one\n"]
-    filling.kill()
-    filling.wait()
+def test_a_process_killed_while_it_fills_the_cache_leaves_no_wrong_entry(cache, interpreter):
+    ran = interpreter(KILLED, ARCH, SPARSETILE_CACHE_DIR=str(cache))
+    assert ran.stdout == f"{int(signal.SIGKILL)}\n", ran.stderr
     spec = KERNELS["sddmm_csr"]
     for config in itertools.islice(spec.configs(), 2):
         kept = compile_source(spec.source(config), ARCH)
@@ -254,42 +253,28 @@ def test_one_line_of_information_comes_before_a_compile_and_none_before_a_hit(
     assert module.log.name == "sparsetile"
 
 
-_CHILD = """
-import sys
+TWO = """
+import os
 from sparsetile.jit import compile_source
 from sparsetile.kernels import KERNELS
-print("ready", flush=True)
-sys.stdin.readline()
+pid = os.fork()
 spec = KERNELS["sddmm_csr"]
 found = compile_source(spec.source(next(spec.configs())), "sm_90a")
-print(found.cubin.hex()[:40], len(found.cubin), found.resources.registers)
+print(found.cubin.hex()[:40], len(found.cubin), found.resources.registers, flush=True)
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
 """
 
 
-def test_two_processes_on_a_cold_cache_both_succeed_and_leave_it_whole(cache):
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    try:
-        for child in children:
-            assert child.stdout.readline() == "ready\n"
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        answers = [child.communicate(timeout=120) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert [child.returncode for child in children] == [0, 0], answers
-    assert answers[0] == answers[1]
+def test_two_processes_on_a_cold_cache_both_succeed_and_leave_it_whole(cache, interpreter):
+    ran = interpreter(TWO, SPARSETILE_CACHE_DIR=str(cache))
+    assert ran.returncode == 0, ran.stderr
+    first, second = ran.stdout.splitlines()
+    assert first == second
     spec = KERNELS["sddmm_csr"]
     found = compile_source(spec.source(next(spec.configs())), ARCH)
     assert found.from_cache
-    assert f"{found.cubin.hex()[:40]} {len(found.cubin)}" in answers[0][0]
+    assert f"{found.cubin.hex()[:40]} {len(found.cubin)}" in first
 
 
 def test_a_broken_source_gives_the_compiler_s_log_and_the_source_s_path(cache, tree):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -158,7 +156,7 @@ def test_a_model_quantised_by_another_keeps_its_record():
     assert model.config.quantization_config == {"quant_method": "gptq"}
 
 
-def test_a_fresh_process_needs_one_call(tmp_path):
+def test_a_fresh_process_needs_one_call(tmp_path, interpreter):
     sparsify_(model_of(), CONFIGS["2:4"]).save_pretrained(tmp_path)
     code = (
         "import sys, torch\n"
@@ -170,7 +168,8 @@ def test_a_fresh_process_needs_one_call(tmp_path):
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "assert isinstance(model.model.layers[0].mlp.up_proj, MaskedLinear)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    ran = interpreter(code)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_registering_twice_is_harmless():

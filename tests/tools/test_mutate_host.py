@@ -295,6 +295,8 @@ def test_the_committed_record_is_right():
         assert entry["test"] or entry["outcome"] not in ("failed", "hung"), entry
 
 
-def test_a_change_that_is_not_drawn_is_bad_usage(capsys):
+def test_a_change_that_is_not_drawn_is_bad_usage(tiny: Checkout, monkeypatch, capsys):
+    monkeypatch.setattr(module, "Checkout", lambda: tiny)
+    monkeypatch.setattr(module, "host_digests", dict)
     assert main(["--only", "nowhere"]) == 2
     assert "mutate_host: --only must be part of the file" in capsys.readouterr().err

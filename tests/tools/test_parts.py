@@ -44,36 +44,41 @@ def test_a_copy_has_the_digests_of_the_package(package: Path):
     assert changed(package) == set()
 
 
-@pytest.mark.parametrize(
-    "name, parts",
-    [
-        ("kernels/cuda/windows/spmm_wcsr.cu", "wcsr"),
-        ("kernels/cuda/windows/wcsr.cuh", "wcsr"),
-        ("kernels/cuda/rows/spmm_half.cu", "half"),
-        ("kernels/half.py", "half"),
-        ("systems/voltrix/runner.py", "voltrix"),
-        ("systems/bcsr/tf32_operand.py", "bcsr layers"),
-        ("kernels/cuda/attention/spmm_gat.cu", LAYERS),
-        # What two systems use is in both parts.
-        ("kernels/cuda/windows/spmm_bittcf.cu", "acc wcsr"),
-        ("engines/tiles/tile_runner.py", "acc voltrix wcsr"),
-        ("kernels/cuda/windows/window_sums.cuh", "brp rsh"),
-        # What code outside the systems uses, and the exact system, which repairs for all.
-        ("plan/traced/operators.py", SHARED),
-        ("systems/registry.py", SHARED),
-        ("engines/rows/runner.py", SHARED),
-        ("kernels/cuda/rows/spmm_csr.cu", SHARED),
-        ("kernels/cuda/ptx/element.cuh", SHARED),
-        ("kernels/cuda/pack/pack_cells.cu", SHARED),
-        ("formats/cells.py", SHARED),
-        ("jit/loader.py", SHARED),
-        # Systems of the CPU alone.
-        ("systems/cpu/runner.py", ""),
-    ],
-)
-def test_a_changed_file_changes_the_parts_that_use_it(package: Path, name: str, parts: str):
-    edit(package / name)
-    assert changed(package) == set(parts.split())
+# Files, and the parts that change with them.
+USED_BY = {
+    "kernels/cuda/windows/spmm_wcsr.cu": "wcsr",
+    "kernels/cuda/windows/wcsr.cuh": "wcsr",
+    "kernels/cuda/rows/spmm_half.cu": "half",
+    "kernels/half.py": "half",
+    "systems/voltrix/runner.py": "voltrix",
+    "systems/bcsr/tf32_operand.py": "bcsr layers",
+    "kernels/cuda/attention/spmm_gat.cu": LAYERS,
+    # What two systems use is in both parts.
+    "kernels/cuda/windows/spmm_bittcf.cu": "acc wcsr",
+    "engines/tiles/tile_runner.py": "acc voltrix wcsr",
+    "kernels/cuda/windows/window_sums.cuh": "brp rsh",
+    # What code outside the systems uses, and the exact system, which repairs for all.
+    "plan/traced/operators.py": SHARED,
+    "systems/registry.py": SHARED,
+    "engines/rows/runner.py": SHARED,
+    "kernels/cuda/rows/spmm_csr.cu": SHARED,
+    "kernels/cuda/ptx/element.cuh": SHARED,
+    "kernels/cuda/pack/pack_cells.cu": SHARED,
+    "formats/cells.py": SHARED,
+    "jit/loader.py": SHARED,
+    # Systems of the CPU alone.
+    "systems/cpu/runner.py": "",
+}
+
+
+def test_a_changed_file_changes_the_parts_that_use_it(package: Path):
+    found = {}
+    for name in USED_BY:
+        before = (package / name).read_text()
+        edit(package / name)
+        found[name] = changed(package)
+        (package / name).write_text(before)
+    assert found == {name: set(parts.split()) for name, parts in USED_BY.items()}
 
 
 def test_a_kernel_that_another_system_begins_to_use_joins_its_part(package: Path):

@@ -34,7 +34,7 @@ def a_case(*jobs: tuple[str, ...], **wanted: Any) -> StressCase:
 
 
 def test_cold_plans_on_the_cpu_are_right_in_several_processes(tmp_path):
-    asked = ["--seconds", "2", "--processes", "2", "--seed", "5", "--out", str(tmp_path)]
+    asked = ["--seconds", "1", "--processes", "2", "--seed", "5", "--out", str(tmp_path)]
     assert main(asked) == 0
     record = json.loads((tmp_path / "cpu" / "stress.json").read_text())
     assert record["seeds"] == [5, 6] and record["processes"] == 2 and record["failures"] == []

@@ -19,27 +19,21 @@ __all__ = ["EXPONENT", "LISTS", "BlockState"]
 
 LISTS = ("block_row_ptr", "block_col_idx")
 EXPONENT = "weight_exponent"
-# Attributes that are derived from parameters and buffers.
-_MADE = (
-    "_flat", "_recipe", "_flat_key", "_flat_memory", "_dense", "_dense_key", "_bound", "_captured",
-)  # fmt: skip
 
 
 class BlockState(KeepsDense):
     """Kept blocks of a weight and their positions."""
 
-    in_features: int
-    out_features: int
     block: int
     block_row_ptr: Tensor
     block_col_idx: Tensor
     weight_exponent: Tensor | None
     _wide: torch.dtype
     _flat: list[Tensor] | None
-
-    def _forget(self) -> None:
-        """Drop what was derived from parameters and buffers."""
-        raise NotImplementedError
+    _derived = (
+        "_flat", "_recipe", "_flat_key", "_flat_memory", "_dense", "_dense_key", "_bound",
+        "_captured",
+    )  # fmt: skip
 
     # -- FP8 ------------------------------------------------------------------------------------
 
@@ -158,9 +152,6 @@ class BlockState(KeepsDense):
             self.weight_exponent = None
         self._forget()
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1,19 +1,20 @@
-"""KeepsDense: a dense copy of a pruned weight, for calls that are faster with it.
+"""KeepsDense: what layers of pruned weights share: to and from dense ones, and a dense copy.
 
-The copy is kept only in eval mode, until the weight may have changed, and rewritten in place: CUDA
-graphs have its address, and rewrite it at each replay.
+The copy is for calls that are faster with it. It is kept only in eval mode, until the weight may
+have changed, and rewritten in place: CUDA graphs have its address, and rewrite it at each replay.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from sparsetile.core.epoch import epoch
+from sparsetile.core.errors import type_error
 from sparsetile.core.streams import capturing, record_stream, settle
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.plan.modes import outside_modes
@@ -35,17 +36,67 @@ def keeps_dense(module: KeepsDense) -> bool:
 
 
 class KeepsDense(nn.Module):
-    """A pruned layer that may keep a dense copy of its weight; subclasses have ``to_dense``."""
+    """A pruned layer that may keep a dense copy of its weight.
 
+    Subclasses have ``from_dense`` and ``to_dense``.
+    """
+
+    in_features: int
+    out_features: int
     weight: nn.Parameter
     bias: Any  # a Parameter or None
     prefer: str
+    # Attributes that are made of parameters and buffers: no part of copies and pickles.
+    _derived: tuple[str, ...]
     # Whether a CUDA graph writes the copy again at each replay, and so follows the weight.
     _rewritten_by_graphs = True
 
     def to_dense(self) -> Tensor:
         """Return the dense weight."""
         raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Drop what was derived from parameters and buffers; it is made again when needed."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._derived}
+
+    # -- to and from dense layers ---------------------------------------------------------------
+
+    @classmethod
+    def _of_linear(cls, linear: nn.Linear, options: Mapping[str, Any]) -> Self:
+        if not isinstance(linear, nn.Linear):
+            raise type_error(
+                f"{cls.__name__}.from_linear", "linear", "a torch.nn.Linear",
+                type(linear).__name__, f"Call {cls.__name__}.from_dense(weight, bias)",
+            )  # fmt: skip
+        made: Self = cls.from_dense(linear.weight, linear.bias, **options)  # type: ignore[attr-defined]
+        return made.train(linear.training)
+
+    def _freeze_like(self, weight: Tensor, bias: Tensor | None) -> Self:
+        """Freeze what is frozen there; tensors that are no Parameters are trained."""
+        self.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
+        if isinstance(bias, nn.Parameter):
+            self.bias.requires_grad_(bias.requires_grad)
+        return self
+
+    def _train_like(self, other: nn.Linear | KeepsDense) -> Self:
+        """Freeze what is frozen there, and take over the mode."""
+        return self._freeze_like(other.weight, other.bias).train(other.training)
+
+    def _as_linear(self, dtype: torch.dtype) -> nn.Linear:
+        made = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, device="meta", dtype=dtype
+        )
+        dense = self.to_dense().detach().contiguous()
+        made.weight = nn.Parameter(dense, requires_grad=self.weight.requires_grad)
+        if self.bias is not None:
+            copied = self.bias.detach().clone()
+            made.bias = nn.Parameter(copied, requires_grad=self.bias.requires_grad)
+        return made.train(self.training)
+
+    # -- the copy -------------------------------------------------------------------------------
 
     def _forget_dense(self) -> None:
         """Drop the copy; it is made again when needed."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.errors import value_error
 from sparsetile.core.streams import refuse_capture, settle
 from sparsetile.formats.block_pattern import BlockPattern, blocks_of, dense_of_blocks
 from sparsetile.layers import block_linear as operators
@@ -184,13 +184,6 @@ class SparseLinear(BlockState):
             self.bias.copy_(bias)
         self._forget()
 
-    def _train_like(self, other: nn.Linear | SparseLinear) -> Self:
-        """Freeze what is frozen there, and take over the mode."""
-        self.weight.requires_grad_(other.weight.requires_grad)
-        if self.bias is not None:
-            self.bias.requires_grad_(other.bias.requires_grad)
-        return self.train(other.training)
-
     # -- to and from dense layers ---------------------------------------------------------------
 
     @classmethod
@@ -255,10 +248,7 @@ class SparseLinear(BlockState):
         )  # fmt: skip
         taken = blocks_of(weight.detach(), pattern.row_ptr, pattern.col_idx, pattern.unit)
         made._take(taken, pattern.row_ptr, pattern.col_idx, bias)
-        made.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
-        if bias is not None and isinstance(bias, nn.Parameter):
-            made.bias.requires_grad_(bias.requires_grad)
-        return made
+        return made._freeze_like(weight, bias)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
@@ -271,13 +261,7 @@ class SparseLinear(BlockState):
         >>> SparseLinear.from_linear(torch.nn.Linear(128, 256), sparsity=0.5, method="random")
         SparseLinear(in_features=128, out_features=256, bias=True, block=64, kept=4/8)
         """
-        if not isinstance(linear, nn.Linear):
-            raise type_error(
-                "SparseLinear.from_linear", "linear", "a torch.nn.Linear", type(linear).__name__,
-                "Call SparseLinear.from_dense(weight, bias)",
-            )  # fmt: skip
-        made = cls.from_dense(linear.weight, linear.bias, **options)
-        return made.train(linear.training)
+        return cls._of_linear(linear, options)
 
     def to_dense(self) -> Tensor:
         """Return the weight [out_features, in_features], zeros where no block is kept.
@@ -307,16 +291,7 @@ class SparseLinear(BlockState):
         >>> torch.allclose(sparse.to_linear()(x), sparse(x), atol=1e-6)
         True
         """
-        made = nn.Linear(
-            self.in_features, self.out_features, self.bias is not None, device="meta",
-            dtype=self._wide_dtype(),
-        )  # fmt: skip
-        dense = self.to_dense().detach().contiguous()
-        made.weight = nn.Parameter(dense, requires_grad=self.weight.requires_grad)
-        if self.bias is not None:
-            copied = self.bias.detach().clone()
-            made.bias = nn.Parameter(copied, requires_grad=self.bias.requires_grad)
-        return made.train(self.training)
+        return self._as_linear(self._wide_dtype())
 
     def reset_parameters(self) -> None:
         """Draw new weights like ``torch.nn.Linear``, with each output's number of kept inputs.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsetile.core.checks import one_of
-from sparsetile.core.errors import type_error, value_error
+from sparsetile.core.errors import value_error
 from sparsetile.nn import masked_product, pruning
 from sparsetile.nn.arguments import check_input, check_weight
 from sparsetile.nn.criteria import CRITERIA, norms_for, scores_of
@@ -39,7 +39,6 @@ __all__ = ["MaskedLinear"]
 
 _PATTERNS = PATTERNS[1:]  # blocks have a layer of their own
 _BITS = "mask_bits"
-_MADE = ("_dense", "_dense_key", "_captured", "_made", "_number")
 
 
 class MaskedLinear(KeepsDense):
@@ -87,6 +86,7 @@ class MaskedLinear(KeepsDense):
 
     mask_bits: Tensor
     _rewritten_by_graphs = False
+    _derived = ("_dense", "_dense_key", "_captured", "_made", "_number")
 
     def __init__(
         self, in_features: int, out_features: int, kept: int, *, pattern: str = "unstructured",
@@ -160,10 +160,7 @@ class MaskedLinear(KeepsDense):
             mask=mask,
         )  # fmt: skip
         made = cls._of_mask(weight.detach(), keep, bias, pattern, prefer)
-        made.weight.requires_grad_(weight.requires_grad or not isinstance(weight, nn.Parameter))
-        if isinstance(bias, nn.Parameter):
-            made.bias.requires_grad_(bias.requires_grad)
-        return made
+        return made._freeze_like(weight, bias)
 
     @classmethod
     def _of_mask(
@@ -193,20 +190,7 @@ class MaskedLinear(KeepsDense):
         >>> MaskedLinear.from_linear(torch.nn.Linear(8, 4), sparsity=0.5, pattern="2:4")
         MaskedLinear(in_features=8, out_features=4, bias=True, pattern=2:4, kept=16/32)
         """
-        if not isinstance(linear, nn.Linear):
-            raise type_error(
-                "MaskedLinear.from_linear", "linear", "a torch.nn.Linear", type(linear).__name__,
-                "Call MaskedLinear.from_dense(weight, bias)",
-            )  # fmt: skip
-        made = cls.from_dense(linear.weight, linear.bias, **options)
-        return made.train(linear.training)
-
-    def _train_like(self, other: nn.Linear) -> Self:
-        """Freeze what is frozen there, and take over the mode."""
-        self.weight.requires_grad_(other.weight.requires_grad)
-        if self.bias is not None:
-            self.bias.requires_grad_(other.bias.requires_grad)
-        return self.train(other.training)
+        return cls._of_linear(linear, options)
 
     def to_dense(self) -> Tensor:
         """Return the weight [out_features, in_features], zeros where none is kept.
@@ -235,16 +219,7 @@ class MaskedLinear(KeepsDense):
         >>> layer.to_linear()
         Linear(in_features=8, out_features=4, bias=True)
         """
-        made = nn.Linear(
-            self.in_features, self.out_features, self.bias is not None, device="meta",
-            dtype=self.weight.dtype,
-        )  # fmt: skip
-        dense = self.to_dense().detach()
-        made.weight = nn.Parameter(dense, requires_grad=self.weight.requires_grad)
-        if self.bias is not None:
-            copied = self.bias.detach().clone()
-            made.bias = nn.Parameter(copied, requires_grad=self.bias.requires_grad)
-        return made.train(self.training)
+        return self._as_linear(self.weight.dtype)
 
     # -- pruning --------------------------------------------------------------------------------
 
@@ -391,9 +366,6 @@ class MaskedLinear(KeepsDense):
         super()._apply(fn, recurse)
         self._forget()
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

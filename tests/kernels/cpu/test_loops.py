@@ -467,7 +467,7 @@ def functions_compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("numba"))
     return subprocess.run(
         [sys.executable, "-c", _COMPILE],
-        env={**os.environ, "NUMBA_CACHE_DIR": folder, "NUMBA_CPU_NAME": "generic"},
+        env={**os.environ, "NUMBA_CACHE_DIR": folder, "NUMBA_CPU_NAME": "generic", "NUMBA_OPT": "0"},
         capture_output=True,
         text=True,
         check=True,
