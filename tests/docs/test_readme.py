@@ -74,6 +74,13 @@ def test_its_code_runs():
     assert isinstance(names["C"], torch.Tensor)
 
 
+def test_the_code_of_the_home_page_runs():
+    (block,) = blocks(DOCS / "index.md", "python")
+    names: dict[str, Any] = {"A": torch.eye(9).to_sparse_csr(), "B": torch.randn(9, 128)}
+    exec(block.text, names)
+    assert torch.equal(names["C"], names["B"])
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path):
     """``make docs`` checks the site; this one needs no generator, and README is no page of it."""
