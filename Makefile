@@ -49,9 +49,11 @@ lint: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(CUDA) tests/emulator/*.h
 
 # The documentation site, in build/docs. Warnings are errors: a link or an anchor that leads nowhere, a
-# page that no other one lists, a docstring that cannot be rendered.
+# page that no other one lists, a docstring that cannot be rendered. Then Chromium, if there is one,
+# shows the pages on a desktop and on a phone: width, contrast, descriptions, headings.
 docs: $(DOCS_STAMP)
 	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
+	SITE=build/docs $(BIN)/python -m pytest -rs tests/docs/test_site.py
 	@echo "make: the site is build/docs/index.html"
 
 $(DOCS_STAMP): $(STAMP)

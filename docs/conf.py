@@ -24,6 +24,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"sparsetile {version}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_js_files = ["tables.js"]
 html_show_copyright = False
 
 # {{ proofs }} on a page is the table of proofs with their ages.

@@ -12,6 +12,7 @@ import sys
 from importlib import metadata, resources
 
 from sparsetile_command.interrupts import INTERRUPTED, STOPPED, interruptible
+from sparsetile_command.systems import quick_systems
 
 __all__ = ["HELP_WIDTH", "main", "quick_help"]
 
@@ -25,7 +26,7 @@ def main() -> int:
         with interruptible():
             if sys.argv[1:] == ["--version"] and (version := _installed_version()):
                 return _printed(version)
-            if text := quick_help(sys.argv[1:]):
+            if text := quick_help(sys.argv[1:]) or quick_systems(sys.argv[1:]):
                 return _printed(text)
             from sparsetile.cli import main as command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sparsetile.bench.record import append_record
 from sparsetile.cli import main
 from sparsetile.data.generators import random
 from sparsetile.intake import write_npz
+from tests.examples import ROOT
 
 from .fakes import failed, record
 
@@ -187,7 +189,7 @@ def test_a_report_is_written_and_damaged_lines_are_said(
     text = tmp_path / "r.md"
     assert main(["report", path, "--markdown", str(text)]) == 0
     assert "skipped a.jsonl:3: not JSON" in capsys.readouterr().err
-    assert text.read_text().startswith("# Results\n")
+    assert text.read_text().startswith("# Core: 32 real matrices\n")
     assert main(["report", path]) == 0
     assert capsys.readouterr().out == text.read_text()
 
@@ -201,6 +203,36 @@ def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
     out = tmp_path / "r.md"
     assert main(["report", str(first), str(second), "--markdown", str(out)]) == 0
     assert "Test GPU" in out.read_text() and "Other GPU" in out.read_text()
+
+
+def test_a_folder_gets_a_page_for_each_suite(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for suite in ("core", "cpu"):
+        append_record(path, record(suite=suite))
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    assert main(["report", str(path), "--markdown", str(pages)]) == 0
+    assert sorted(page.name for page in pages.iterdir()) == ["core.md", "cpu.md"]
+    assert (pages / "cpu.md").read_text().startswith("# CPU: the core matrices on the host\n")
+    assert main(["report", str(path), "--title", "Both", "--markdown", str(pages / "all.md")]) == 0
+    both = (pages / "all.md").read_text()
+    assert both.startswith("# Both\n") and both.count("\n## C") == 2
+
+
+def test_the_committed_pages_are_what_the_records_say(tmp_path: Path) -> None:
+    """The same command as docs/results/reproduce.md has."""
+    page = (ROOT / "docs/results/reproduce.md").read_text(encoding="utf-8")
+    names = re.search(r"report \{(.+)\}\.jsonl --markdown docs/results/tables", page)
+    assert names
+    found = [
+        str(next(path for path in (ROOT / "results").glob(f"*/{name}.jsonl*")))
+        for name in names[1].split(",")
+    ]
+    assert main(["report", *found, "--markdown", str(tmp_path)]) == 0
+    pages = ROOT / "docs/results/tables"
+    assert sorted(p.name for p in pages.iterdir()) == sorted(p.name for p in tmp_path.iterdir())
+    for made in tmp_path.iterdir():
+        assert made.read_text() == (pages / made.name).read_text(), f"run: {names[0]}"
 
 
 def test_a_file_or_a_folder_is_measured_as_a_suite_of_its_own(

@@ -40,6 +40,6 @@ def test_steps_of_an_ablation_are_no_choice():
 
 def test_the_report_has_the_table():
     text = render_markdown(RECORDS)
-    assert "### The choice of `auto` against hindsight" in text
+    assert "\n## The choice of `auto` against hindsight" in text
     assert hindsight(RECORDS)[0] in text
     assert "hindsight" not in render_markdown(RECORDS[1:4])

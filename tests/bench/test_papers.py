@@ -90,7 +90,7 @@ def test_parts_that_are_off_alone_are_compared_with_the_whole() -> None:
     assert "| step | over the best baseline | over the first |" in text
     assert "| everything | 8.00 |  |\n| without balance | 4.00 | 0.50 |" in text
     assert "| nor the pipeline | 6.40 | 0.80 |" in text
-    assert "### Acc: BitTCF, reordering, cache policy, pipeline, balance" in text
+    assert "\n## Acc: BitTCF, reordering, cache policy, pipeline, balance" in text
 
 
 def test_without_the_whole_nothing_is_compared_with_it() -> None:

@@ -50,9 +50,9 @@ def test_markdown_lists_losses_under_the_product_they_belong_to() -> None:
             record("a", "csr", seconds=seconds, op=op),
         ]
     text = render_markdown(records)
-    plain, transposed = text.index("### spmm, float32"), text.index("### transpose, float32")
+    plain, transposed = text.index("## spmm, float32"), text.index("## transpose, float32")
     assert plain < transposed < text.index("- csr, N = 128: a 0.50")
-    assert text.count("Losses:") == 1
+    assert text.count("<summary>Losses: 1 product</summary>") == 1
 
 
 def test_markdown_counts_what_dense_loses_and_names_what_sparse_systems_lose() -> None:

@@ -1,10 +1,11 @@
-"""Help without importing torch: stored texts, which are those of the command line.
+"""Help and the systems without torch: stored texts, which are those of the command line.
 
 ``python -m tests.cli.test_quick_help`` writes them again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,11 +17,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import sparsetile
 import sparsetile_command
 from sparsetile.cli.app import app
 from sparsetile_command import HELP_WIDTH, quick_help
+from sparsetile_command.systems import quick_systems
 
 STORED = Path(sparsetile_command.__file__).with_name("help.txt")
+SYSTEMS = STORED.with_name("systems.json")
 
 
 def _commands(command: click.Command, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -53,15 +57,32 @@ def test_other_words_and_narrow_terminals_are_left_to_the_command_line(monkeypat
     assert quick_help(["--help"]) == ""
 
 
-def test_help_imports_neither_torch_nor_the_package():
+@pytest.mark.parametrize("words", [["systems"], ["systems", "--json"]], ids=" ".join)
+def test_stored_systems_are_those_of_the_package(words, cli):
+    stored = json.loads(SYSTEMS.read_text(encoding="utf-8"))
+    assert stored == sparsetile.systems(), "run python -m tests.cli.test_quick_help"
+    outcome = cli(*words)
+    assert outcome.code == 0 and quick_systems(words) == outcome.out.rstrip("\n")
+    assert not quick_systems(["systems", "x"]) and not quick_systems(["run"])
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("run -h", "Usage: sparsetile run [OPTIONS] "),
+        ("systems", "system "),
+        ("systems --json", "["),
+    ],
+)
+def test_help_and_systems_import_neither_torch_nor_the_package(words, start):
     code = (
-        "import sys; sys.argv = ['sparsetile', 'run', '-h']; import sparsetile_command as c; "
+        f"import sys; sys.argv = ['sparsetile', *{words.split()}]; import sparsetile_command as c; "
         "assert c.main() == 0; assert not {'torch', 'sparsetile', 'typer'} & set(sys.modules)"
     )
     env = os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert made.returncode == 0, made.stderr
-    assert made.stdout.startswith("Usage: sparsetile run [OPTIONS] ")
+    assert made.stdout.startswith(start)
 
 
 if __name__ == "__main__":
@@ -69,3 +90,4 @@ if __name__ == "__main__":
         f"{' '.join(['$ sparsetile', *words, '--help'])}\n{_help(words)}\n" for words in COMMANDS
     ]
     STORED.write_text("\n".join(texts), encoding="utf-8")
+    SYSTEMS.write_text(json.dumps(sparsetile.systems(), indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,8 @@ from tests.cli.test_compile import few
 def test_systems_prints_the_capability_table(cli: Cli):
     outcome = cli("systems")
     assert outcome.code == 0 and outcome.err == ""
-    names = [line.split()[0] for line in outcome.out.splitlines()[2:]]
+    lines = outcome.out.splitlines()
+    names = [line.split()[1] for line in lines if line.startswith("system ")]
     assert names == [row["name"] for row in sparsetile.systems()]
     assert cli("systems", "--json").json == sparsetile.systems()
 

@@ -67,6 +67,8 @@ def test_every_public_name_has_an_example_that_runs(name: str):
 
 @pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.name)
 def test_examples_of_the_reference_pages_run(path):
+    for block in blocks(path, "python"):
+        exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), {})
     for block in blocks(path, "pycon"):
         examples = doctest.DocTestParser().get_examples(block.text, path.name)
         assert examples and not (wrong := _run(examples, path.name)), wrong

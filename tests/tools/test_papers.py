@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sparsetile.bench.figures import papers as all_papers
-from tools import paper_readings, papers, which_system
+from tools import paper_readings, papers, summary, which_system
 
 
-@pytest.mark.parametrize("tool", [papers, which_system], ids=lambda tool: tool.PAGE.name)
+@pytest.mark.parametrize("tool", [papers, summary, which_system], ids=lambda tool: tool.PAGE.name)
 def test_pages_show_what_the_records_say(tool, tmp_path, monkeypatch, capsys):
     assert tool.main(["--check"]) == 0
     page = tmp_path / tool.PAGE.name

@@ -1,7 +1,7 @@
 """Records -> ratios: best baseline per product, speedups, geomeans, losses, break-even.
 
-Everything that prints or draws figures takes them from here, so that the console, the page and
-docs/results/results.md cannot disagree.
+Everything that prints or draws figures takes them from here, so that the console and the pages of
+docs/results cannot disagree.
 """
 
 from __future__ import annotations

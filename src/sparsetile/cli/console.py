@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
@@ -30,6 +29,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from sparsetile_command.systems import block
 
 __all__ = [
     "activity", "duration", "note", "note_some", "print_json", "print_table", "print_text",
@@ -147,25 +148,12 @@ def print_table(
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     unbound = console.options.update(width=_PIPE_WIDTH)
     if console.measure(table, options=unbound).maximum > console.width:
-        print_text("\n\n".join(_block(columns, row, console.width) for row in rows))
+        print_text("\n\n".join(block(columns, row, console.width) for row in rows))
         return
     with console.capture() as rendered:
         console.print(table)
     lines = [line.rstrip() for line in rendered.get().splitlines()]
     print_text("\n".join(line for line in lines if line))
-
-
-def _block(columns: Sequence[str], row: Sequence[str], total: int) -> str:
-    """Return one row as lines of heading and cell, for terminals too narrow for the table."""
-    width = max(map(len, columns))
-    lines = []
-    for name, cell in zip(columns, row, strict=True):
-        parts = textwrap.wrap(cell, max(total - width - 2, 20)) or [""]
-        lines += [
-            f"{head:{width}}  {part}".rstrip()
-            for head, part in zip([name, *[""] * len(parts)], parts, strict=False)
-        ]
-    return "\n".join(lines)
 
 
 @contextmanager

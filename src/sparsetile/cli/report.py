@@ -18,15 +18,20 @@ def report(
         list[Path], typer.Argument(metavar="FILES", help="Records that sparsetile bench wrote.")
     ],
     markdown: Annotated[
-        Path | None, typer.Option(help="File to write; printed when omitted.")
+        Path | None,
+        typer.Option(help="File to write, or a folder for a page a suite; printed when omitted."),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the text.")] = "Results",
+    title: Annotated[
+        str | None, typer.Option(help="Title; when omitted, that of a single suite, else Results.")
+    ] = None,
 ) -> None:
     """Make Markdown tables from records only."""
     from sparsetile.bench.record import Record, read_records
     from sparsetile.bench.report import render_markdown
 
-    check_output("report", "--markdown", markdown)
+    folder = markdown is not None and markdown.is_dir()
+    if not folder:
+        check_output("report", "--markdown", markdown)
     records: dict[tuple[str, str], Record] = {}
     for path in files:
         found, damaged = read_records(path)
@@ -35,9 +40,14 @@ def report(
             machine = str(record["environment"].get("device_name", ""))
             records[machine, record["key"]] = record
         note_some([f"skipped {line}" for line in damaged])
-    text = render_markdown(list(records.values()), title)
-    if markdown is None:
-        print_text(text.rstrip())
-    else:
-        write_output(markdown, text)
-        note(f"wrote {markdown}, {len(records)} records")
+    pages: dict[Path | None, list[Record]] = {}
+    for record in records.values():
+        page = markdown / f"{record['suite']}.md" if markdown and folder else markdown
+        pages.setdefault(page, []).append(record)
+    for page, found in (pages or {markdown: []}).items():
+        text = render_markdown(found, title)
+        if page is None:
+            print_text(text.rstrip())
+        else:
+            write_output(page, text)
+            note(f"wrote {page}, {len(found)} records")

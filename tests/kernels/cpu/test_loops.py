@@ -561,3 +561,20 @@ def test_columns_left_over_are_multiplied_without_masks(dtype: torch.dtype) -> N
         scalar = cpu_api._SCALAR[dtype]
         found = rest(g.address()[0], b.address()[0], 3, n + 3, scalar(7))
         assert found == 7 + float((g.matrix * b.matrix)[0, 3:].sum())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
+def test_one_column_takes_nothing_from_entries_of_other_rows(dtype, pattern) -> None:
+    """A range's first entry, which is computed for rows without an odd one, may be anything."""
+    lengths = [1, 2, 0, 4, 3, 0, 6]
+    dense = torch.zeros(len(lengths), 8, dtype=dtype)
+    for row, length in enumerate(lengths):
+        dense[row, 8 - length :] = torch.arange(1, length + 1)
+    dense[0] = torch.eye(8, dtype=dtype)[0]  # the only entry of column 0
+    B = torch.ones(8, 1, dtype=dtype)
+    B[0] = torch.nan
+    found = spmm(csr(dense, pattern), B)
+    wanted = torch.tensor(lengths) if pattern else dense.sum(1)
+    assert found[0].isnan() and torch.equal(found[1:, 0], wanted[1:].to(dtype))
+    assert not spmm(csr(torch.zeros(5, 8, dtype=dtype)), B).any()
