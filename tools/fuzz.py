@@ -50,6 +50,7 @@ from tools.fuzz_pool import (
     read_run,
     run_in_processes,
     run_tool,
+    tool_parser,
 )
 
 SCHEMA = 3  # 3: a digest for each part of the code
@@ -166,14 +167,8 @@ def _run(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Fuzz, or replay a case, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="how long to go on")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser = tool_parser("fuzz", __doc__, 300.0, "each with a seed of its own")
     parser.add_argument("--kind", choices=KINDS, default="all", help="what is drawn")
-    parser.add_argument("--processes", type=int, default=1, help="each with a seed of its own")
-    parser.add_argument("--seed", type=int, help="of the first process; a fresh one if omitted")
-    parser.add_argument("--replay", type=int, help="run this one case alone and print it")
-    parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/fuzz.json is written")
     return run_tool(parser, arguments, _run)
 
 

@@ -312,6 +312,23 @@ def print_outcomes(
             torch.cuda.synchronize()  # raises if the context is lost: a new process continues
 
 
+def tool_parser(
+    tool: str, text: str | None, seconds: float, processes: str = ""
+) -> argparse.ArgumentParser:
+    """Return the options of a tool; with help for ``processes`` those of one that draws cases."""
+    parser = argparse.ArgumentParser(prog=tool, description=(text or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=seconds, help="how long to go on")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument(
+        "--out", type=Path, help=f"folder whose <gpu or cpu>/{tool}.json is written"
+    )
+    if processes:
+        parser.add_argument("--processes", type=int, default=1, help=processes)
+        parser.add_argument("--seed", type=int, help="of the first process; fresh if omitted")
+        parser.add_argument("--replay", type=int, help="run this one case alone and print it")
+    return parser
+
+
 def check_usage(tool: str, asked: argparse.Namespace, **least: int) -> None:
     """Refuse a device that is not there, and numbers that are too small."""
     if asked.device == "cuda" and not torch.cuda.is_available():

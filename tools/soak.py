@@ -36,7 +36,7 @@ from sparsetile.cli.console import note
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import offsets
 from sparsetile.systems import SYSTEMS
-from tools.fuzz_pool import check_usage, described, proof, read_run, run_tool
+from tools.fuzz_pool import check_usage, described, proof, read_run, run_tool, tool_parser
 
 SCHEMA = 2  # 2: a digest for each part of the code
 RECORD_NAME = "soak.json"
@@ -366,14 +366,11 @@ def _run(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the soak test and return the exit code."""
-    parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser = tool_parser("soak", __doc__, 120.0)
     parser.add_argument("--streams", type=int, default=4, help="of the GPU")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--plans", type=int, default=10_000, help="to make and drop meanwhile")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/soak.json is written")
     return run_tool(parser, arguments, _run)
 
 

@@ -27,7 +27,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +50,7 @@ from tools.fuzz_pool import (
     read_run,
     run_in_processes,
     run_tool,
+    tool_parser,
 )
 from tools.stress_cases import PLAN_JOBS, StressCase, draw
 from tools.stress_jobs import LOOSE, Operands, Subject, made
@@ -332,14 +332,8 @@ def _run(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Stress plans, or replay a case, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="stress", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long to go on")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--processes", type=int, default=1, help="on one GPU at once")
-    parser.add_argument("--seed", type=int, help="of the first process; a fresh one if omitted")
-    parser.add_argument("--replay", type=int, help="run this one case alone and print it")
+    parser = tool_parser("stress", __doc__, 120.0, "on one GPU at once")
     parser.add_argument("--times", type=int, default=1, help="how often to replay it")
-    parser.add_argument("--out", type=Path, help="folder whose <gpu or cpu>/stress.json is written")
     return run_tool(parser, arguments, _run)
 
 

@@ -18,26 +18,14 @@ from sparsetile.nn import (
     load_sparse_,
     sparsify_,
 )
+from tests.nn.language_models import TOKENS, model_of, transformers
 
-transformers = pytest.importorskip("transformers")
-
-SIZES = {
-    "vocab_size": 100, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
-TOKENS = torch.arange(12).reshape(2, 6)
 CONFIGS = {
     "unstructured": SparseConfig(0.6, pattern="unstructured"),
     "2:4": SparseConfig(pattern="2:4"),
     "blocks": SparseConfig(0.5, block=32),
     "blocks apart": SparseConfig(0.5, block=64, join_gate_up=False),
 }
-
-
-def model_of(kind: str = "Qwen2", tied: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, tie_word_embeddings=tied)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 @torch.no_grad()

@@ -16,24 +16,11 @@ from sparsetile.nn import (
     load_sparse_,
     sparsify_,
 )
-
-transformers = pytest.importorskip("transformers")
-
-SIZES = {
-    "vocab_size": 100, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
-TOKENS = torch.arange(12).reshape(2, 6)
+from tests.nn.language_models import TOKENS, model_of, transformers
 
 
 def in_ffn(module: nn.Module, name: str) -> bool:
     return ".mlp." in name
-
-
-def model_of(kind: str, tied: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, tie_word_embeddings=tied)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 KINDS = ["Qwen2", "Llama", "Mistral"]
