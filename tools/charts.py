@@ -14,7 +14,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Chart:
         return self.path.is_file() and self.digest() in self.path.read_text(encoding="utf-8")
 
 
-def _rounded(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _rounded(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return sorted((size, float(f"{speedup:.4g}")) for size, speedup in points)
 
 
