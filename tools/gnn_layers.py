@@ -7,10 +7,12 @@
 
 A cell is a graph, a layer, a hidden width and a type: 128 features, the hidden layer, ReLU, 40
 classes, Adam; bfloat16 is autocast. Paths of a cell start from the same weights, and their losses
-must agree. The record ``gnn_layers.jsonl`` in the folder of --out has the environment in its first
-line, then one for each cell: milliseconds of a step, bytes that a step takes at most, seconds of
-the first five steps, and ratios of PyG's better path to ours. The same command goes on with a
-record that is not complete. Exit code 1 if a path failed or losses differ.
+must agree. Ours and PyG's own of all graphs come first, hidden width 64 in float32 before others;
+then the patch and captured steps. What has not begun when the time is over is left for the same
+command again. The record ``gnn_layers.jsonl`` in the folder of --out has the environment in its
+first line, then one for each cell: milliseconds of a step, bytes that a step takes at most, seconds
+of the first five steps, and ratios of PyG's better path to ours. Exit code 1 if a path failed or
+losses differ.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ WARM = 5
 SECONDS, MOST_STEPS = 0.03, 20
 # How far losses of paths may be apart after these steps, for rounding of TF32 and bfloat16.
 APART = 0.01
-PATHS = ("pyg", "pyg csr", "patch", "ours", "captured", "pyg captured")
+# In the order in which they are measured: all cells of the first group come first.
+PATHS = (("pyg", "pyg csr", "ours"), ("patch", "captured", "pyg captured"))
 # Layer -> how a module makes it; PyG multiplies a CSR tensor in the first ones.
 LAYERS: dict[str, Callable[[Any, int, int, bool], nn.Module]] = {
     "gcn": lambda M, f, h, last: M.GCNConv(f, h, cached=True),
@@ -170,9 +173,10 @@ def _path(
         return _measure(run, device)
 
 
-def _cell(
+def _measured(
     layer: str, hidden: int, dtype: str, edges: Tensor, adjacent: Tensor, paths: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Any]]:
+    """Measure some paths of a cell."""
     nodes, device = adjacent.shape[0], edges.device
     torch.manual_seed(1)
     x = torch.randn(nodes, FEATURES, device=device)
@@ -180,21 +184,21 @@ def _cell(
     import torch_geometric.nn as theirs
 
     start = {name: part.clone() for name, part in _Net(theirs, layer, hidden).state_dict().items()}
-    found: dict[str, Any] = {"paths": {}}
+    found = {}
     for name in paths:
-        if name == "pyg csr" and layer not in WITH_CSR:
-            continue
         try:
-            found["paths"][name] = _path(
-                name, start, layer, hidden, dtype, edges, adjacent, x, labels
-            )
+            found[name] = _path(name, start, layer, hidden, dtype, edges, adjacent, x, labels)
         except Exception as error:
-            found["paths"][name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
         gc.collect()
-    found["ratios"] = _ratios(found["paths"])
-    losses = [each["loss"] for each in found["paths"].values() if "loss" in each]
-    found["apart"] = (max(losses) - min(losses)) / max(losses) if losses else math.nan
     return found
+
+
+def _judge(cell: dict[str, Any]) -> None:
+    """Add the ratios of a cell, and how far its losses are apart."""
+    cell["ratios"] = _ratios(cell["paths"])
+    losses = [each["loss"] for each in cell["paths"].values() if "loss" in each]
+    cell["apart"] = (max(losses) - min(losses)) / max(losses) if losses else math.nan
 
 
 def _ratios(paths: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -222,27 +226,96 @@ def _ratios(paths: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def _show(cells: Sequence[dict[str, Any]]) -> None:
-    """Print cells, then geometric means and the lowest of each ratio."""
-    names = ("ours", "patch", "200 steps", "captured", "captured both", "bytes")
-    heads = ("graph", "edges", "layer", "hidden", "type", "ours ms", *names)
-    rows = [
-        [
-            cell["graph"], str(cell["edges"]), cell["layer"], str(cell["hidden"]), cell["dtype"],
-            f"{cell['paths'].get('ours', {}).get('ms', math.nan):.3f}",
-            *(f"{cell['ratios'].get(name, math.nan):.2f}" for name in names),
-        ]
-        for cell in cells
-    ]  # fmt: skip
-    print_table(heads, rows, right=heads[5:])
+    """Print a table for each width and type, then geometric means and the lowest of each ratio."""
+    for hidden, dtype in dict.fromkeys((cell["hidden"], cell["dtype"]) for cell in cells):
+        some = [cell for cell in cells if (cell["hidden"], cell["dtype"]) == (hidden, dtype)]
+        layers = list(dict.fromkeys(cell["layer"] for cell in some))
+        note(f"hidden {hidden}, {dtype}: ms of ours; PyG's over it, captured (c), bytes (b)")
+        rows = []
+        for graph, edges in dict.fromkeys((cell["graph"], cell["edges"]) for cell in some):
+            of = {cell["layer"]: _brief(cell) for cell in some if cell["graph"] == graph}
+            rows.append([graph, str(edges), *(of.get(layer, "") for layer in layers)])
+        print_table(("graph", "edges", *layers), rows, right=("edges", *layers))
     every = defaultdict(list)
     for cell in cells:
         for name, value in cell["ratios"].items():
             every[name].append(value)
     for name, values in every.items():
-        note(f"{name}: {geomean(values):.2f} over {len(values)} cells, {min(values):.2f} the least")
+        least, most = min(values), max(values)
+        means = f"{geomean(values):.2f} over {len(values)} cells"
+        note(f"{name}: {means}, {least:.2f} the least, {most:.2f} the most")
+
+
+def _brief(cell: dict[str, Any]) -> str:
+    """A cell in one short text."""
+    ratios = cell["ratios"]
+    parts = [f"{cell['paths'].get('ours', {}).get('ms', math.nan):.2f}"]
+    for name, mark in (("ours", "\u00d7"), ("captured", "c"), ("bytes", "b")):
+        if name in ratios:
+            parts.append(f"{mark}{ratios[name]:.2f}")
+    return " ".join(parts)
+
+
+_CELL = ("graph", "layer", "hidden", "dtype")
+
+
+class _Record:
+    """The cells of a file, to which each measurement is added at once."""
+
+    def __init__(self, path: Path, first: Callable[[], dict[str, Any]]) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.is_file() else []
+        self._first = lines[0] if lines else json.dumps(first())
+        if not lines:
+            path.write_text(self._first + "\n")
+        self._cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line in lines[1:]:
+            self._merge(json.loads(line))
+
+    @property
+    def cells(self) -> list[dict[str, Any]]:
+        for cell in self._cells.values():
+            _judge(cell)
+        return list(self._cells.values())
+
+    def paths(self, *cell: Any) -> set[str]:
+        """Return the paths of a cell that were measured."""
+        return set(self._cells.get(cell, {}).get("paths", ()))
+
+    def _merge(self, cell: dict[str, Any]) -> None:
+        held = self._cells.setdefault(tuple(cell[name] for name in _CELL), cell)
+        held["paths"] = held["paths"] | cell["paths"]
+
+    def add(self, cell: dict[str, Any]) -> None:
+        self._merge(cell)
+        with self._path.open("a") as file:
+            file.write(json.dumps(cell) + "\n")
+
+    def close(self) -> None:
+        """Write each cell once."""
+        lines = [self._first, *(json.dumps(cell) for cell in self.cells)]
+        self._path.write_text("\n".join(lines) + "\n")
+
+
+def _order(asked: argparse.Namespace) -> Iterator[tuple[str, str, int, str, list[str]]]:
+    """Yield graph, layer, width, type and paths, the most telling first."""
+    graphs, layers, hidden, dtypes = (
+        each.split(",") for each in (asked.graphs, asked.layers, asked.hidden, asked.dtype)
+    )
+    kinds = list(itertools.product(map(int, hidden), dtypes))
+    wanted = asked.paths.split(",")
+    groups = [[name for name in group if name in wanted] for group in PATHS]
+    # Every kind of the first one's groups, then the first group of the other kinds.
+    turns = [(kinds[0], group) for group in groups]
+    turns += [(kind, group) for group in groups for kind in kinds[1:]]
+    for (width, dtype), group in turns:
+        for name, layer in itertools.product(graphs, layers):
+            yield name, layer, width, dtype, group
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    every = [name for group in PATHS for name in group]
     parser = argparse.ArgumentParser(
         prog="gnn_layers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -252,7 +325,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", default=",".join(TABLE), help=", ".join(LAYERS))
     parser.add_argument("--hidden", default="64,256")
     parser.add_argument("--dtype", default="float32,bfloat16")
-    parser.add_argument("--paths", default=",".join(PATHS), help=", ".join(PATHS))
+    parser.add_argument("--paths", default=",".join(every), help=", ".join(every))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--time-limit", type=float, default=500.0, help="seconds in all")
     parser.add_argument("--commit", default="", help="commit to record if git is missing")
@@ -265,38 +338,40 @@ def main(words: Sequence[str] | None = None) -> int:
 
     gc.collect()
     gc.freeze()
-    path = asked.out / "gnn_layers.jsonl"
-    cells = _held(path)
-    if not cells:
-        first = {"schema": 1, "environment": describe_environment(asked.device) | {
-            "commit": asked.commit or commit()}}  # fmt: skip
-        path.write_text(json.dumps(first) + "\n")
-    done = {tuple(cell[name] for name in ("graph", "layer", "hidden", "dtype")) for cell in cells}
-    left, graph = 0, ""
-    lists = (asked.graphs, asked.layers, asked.hidden, asked.dtype)
-    for name, layer, hidden, dtype in itertools.product(*(each.split(",") for each in lists)):
-        if (name, layer, int(hidden), dtype) in done:
+
+    def first() -> dict[str, Any]:
+        about = describe_environment(asked.device) | {"commit": asked.commit or commit()}
+        return {"schema": 1, "environment": about}
+
+    record = _Record(asked.out / "gnn_layers.jsonl", first)
+    graphs: dict[str, tuple[Tensor, Tensor]] = {}
+    left = 0
+    for name, layer, hidden, dtype, group in _order(asked):
+        missing = [each for each in group if each not in record.paths(name, layer, hidden, dtype)]
+        missing = [each for each in missing if each != "pyg csr" or layer in WITH_CSR]
+        if not missing:
             continue
         if time.perf_counter() > ends:
             left += 1
             continue
-        if name != graph:
-            (edges, adjacent), graph = _graph(name, asked.data, device), name
-        found = _cell(layer, int(hidden), dtype, edges, adjacent, asked.paths.split(","))
-        cell = {
+        if name not in graphs:
+            graphs[name] = _graph(name, asked.data, device)
+        edges, adjacent = graphs[name]
+        found = _measured(layer, hidden, dtype, edges, adjacent, missing)
+        record.add({
             "graph": name, "nodes": adjacent.shape[0], "edges": edges.shape[1], "layer": layer,
-            "hidden": int(hidden), "dtype": dtype, **found,
-        }  # fmt: skip
-        cells.append(cell)
-        with path.open("a") as file:
-            file.write(json.dumps(cell) + "\n")
+            "hidden": hidden, "dtype": dtype, "paths": found,
+        })  # fmt: skip
+    record.close()
+    cells = record.cells
     _show(cells)
-    wrong = [cell for cell in cells if not cell["apart"] <= APART]
-    failed = [cell for cell in cells if _our_errors(cell)]
-    for cell in (*wrong, *failed):
-        note(f"gnn_layers: {cell}")
+    for cell in (wrong := [cell for cell in cells if not cell["apart"] <= APART]):
+        losses = {name: each.get("loss") for name, each in cell["paths"].items()}
+        note(f"gnn_layers: losses of {[cell[name] for name in _CELL]} differ: {losses}")
+    for cell in (failed := [cell for cell in cells if _our_errors(cell)]):
+        note(f"gnn_layers: {[cell[name] for name in _CELL]} failed: {_our_errors(cell)}")
     if left:
-        note(f"gnn_layers: {left} cells not begun; the same command goes on with them")
+        note(f"gnn_layers: {left} measurements not begun; the same command goes on with them")
     return 1 if wrong or failed else 0
 
 
@@ -304,13 +379,6 @@ def _our_errors(cell: dict[str, Any]) -> list[str]:
     """Return why paths of ours failed; PyG refuses some of its own."""
     paths = cell["paths"].items()
     return [each["error"] for name, each in paths if "error" in each and "pyg" not in name]
-
-
-def _held(path: Path) -> list[dict[str, Any]]:
-    """Return the cells of a record."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 if __name__ == "__main__":
