@@ -184,7 +184,7 @@ def _measured(
     import torch_geometric.nn as theirs
 
     start = {name: part.clone() for name, part in _Net(theirs, layer, hidden).state_dict().items()}
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in paths:
         try:
             found[name] = _path(name, start, layer, hidden, dtype, edges, adjacent, x, labels)
