@@ -156,7 +156,8 @@ def kernels_of(text: str, counters: dict[str, str]) -> Iterator[list[Found]]:
         return
     head = rows[0]
     place = {name: head.index(column) for name, column in counters.items() if column in head}
-    kernel, group = head.index("Kernel Name"), None
+    kernel = head.index("Kernel Name")
+    group: list[Found] | None = None
     for row in rows[2:]:  # the second has the units
         if _BETWEEN in row[kernel]:
             if group is not None:
