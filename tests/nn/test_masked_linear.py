@@ -137,6 +137,19 @@ def test_a_plan_multiplies_large_sparse_weights_on_a_cpu(constants):
     assert layer.train().memory()["other copies"] == 0
 
 
+def test_a_capture_multiplies_the_dense_copy_which_replays_rewrite(constants, monkeypatch):
+    from sparsetile.nn import host_choice, masked_product
+
+    constants(host_choice, _PLAN_CELLS=1)
+    layer, x = layer_of(sparsity=0.95).eval(), torch.randn(7, 64)
+    with torch.no_grad():
+        layer(x)
+        assert layer.memory()["other copies"] > 0 and layer.memory()["dense copy"] == 0
+        monkeypatch.setattr(masked_product, "capturing", lambda device: True)
+        torch.testing.assert_close(layer(x), functional.linear(x, layer.to_dense(), layer.bias))
+    assert layer.memory()["dense copy"] > 0
+
+
 def test_a_plan_that_is_dense_is_not_kept(constants, monkeypatch):
     from sparsetile.nn import host_choice, masked_product
 

@@ -108,19 +108,16 @@ def _predicted(layer: Layer, tokens: int) -> str:
 def made_for(layer: Layer, tokens: int) -> Made | None:
     """Return the form of the weight for this many tokens, None for ``dense``.
 
-    It is kept until the weight may have changed. A capture uses the one that was current before it,
-    or else multiplies dense.
+    It is kept until the weight may have changed. A CUDA graph would go on reading the old one, so a
+    capture multiplies the dense copy, which replays rewrite.
     """
-    method = _predicted(layer, tokens)
-    if method == "dense" or not keeps_dense(layer):
+    method, device = _predicted(layer, tokens), layer.weight.device
+    if method == "dense" or not keeps_dense(layer) or capturing(device):
         return None
-    device = layer.weight.device
     with BUILDING:
         key: Hashable = (tensor_key(layer.weight), epoch())
         made: Made | None = layer._made.get(method)
         if made is None or made.key != key:
-            if capturing(device):
-                return None
             made = _MAKERS[method](layer, key)
             settle(device)
             layer._made[method] = made
