@@ -58,9 +58,12 @@ def quick_help(words: list[str]) -> str:
 
 
 def _printed(text: str) -> int:
-    """Write a line, also if nobody reads it; return the exit code."""
+    """Write text, also if nobody reads it; return the exit code."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        if not isinstance(error, BrokenPipeError):
+            print(f"sparsetile: error: {error}", file=sys.stderr)
+            return 2
     return 0

@@ -117,8 +117,9 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(shell, how):
     assert shell("run", "nowhere.mtx", out=how)[0] == 2
 
 
-def test_a_full_disk_is_one_line(shell):
-    code, _, err = shell("systems", out="/dev/full")
+@pytest.mark.parametrize("word", ["systems", "--version", "--help"])
+def test_a_full_disk_is_one_line(shell, word):
+    code, _, err = shell(word, out="/dev/full")
     assert (code, err) == (2, b"sparsetile: error: [Errno 28] No space left on device\n")
 
 
