@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 from tests.contracts.cases import csr_of, random_matrix, with_dense_row
 
@@ -16,6 +16,7 @@ def pointers(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
+@example([2, 0], 2)  # a row as long as the limit before an empty one
 @given(some.lists(some.integers(0, 40), max_size=30), some.integers(2, 60))
 def test_pieces_are_all_rows_in_order_and_keep_the_limit(lengths, limit):
     indptr = pointers(lengths)

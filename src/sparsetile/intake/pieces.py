@@ -58,7 +58,8 @@ def row_pieces(indptr: Tensor, limit: int) -> list[RowPiece]:
         near = int(torch.minimum(enough, most))
         end_row = min(max(near, first_row + 1), rows)
         end = int(indptr[end_row])
-        end_row = rows if end == total else end_row
+        if end == total and end - begin <= room:
+            end_row = rows  # with the empty rows at the end
         pieces.append(RowPiece(first_row, end_row, begin, end))
         first_row, begin = end_row, end
     return pieces
