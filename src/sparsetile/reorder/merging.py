@@ -7,12 +7,14 @@ the least of its rows', so a level needs only them and never looks at A again. A
 1. Groups are sorted by pairs of values. Neighbours in a sort agree in one or two values: they are
    candidates, and so are neighbours in the order so far.
 2. Each group prefers its most similar candidate. Two that prefer each other are united.
-3. Groups without a partner are sorted again without the others, ROUNDS times. Those that are left
-   are united side by side: in a sort if they have anything in common, else in the order so far.
+3. Groups without a partner are compared again without the others, ROUNDS times: with the next one
+   in a sort that has none either, if it is in the same block of BLOCK positions or the next block.
+4. Those that are left are united side by side: in the first sort, among SIDE positions, if they
+   have anything in common, else in the order so far.
 
 After six levels groups have 64 rows, and their parts of 8, 16 and 32 rows are as similar as was
-found. Groups keep the order of their first rows. Everything runs on A's device by whole-array
-operations; the host waits once.
+found. Groups keep the order of their first rows. The host waits once. On a GPU kernels take the
+same steps (``device_merging.py``); here they are whole-array operations.
 
 Candidates up to four places away are no better than neighbours; one round in place of three is
 worse, and so is uniting all that are left in the order so far
@@ -25,18 +27,40 @@ import torch
 from torch import Tensor
 
 from sparsetile.intake.csr import CSR
-from sparsetile.reorder.lsh import hashed
+from sparsetile.kernels.merge_rows import BLOCK, SIDE
+from sparsetile.reorder.device_merging import (
+    LEVELS,
+    ROUNDS,
+    SIGNATURES,
+    SORTS,
+    key_bits,
+    merged_on_device,
+)
 from sparsetile.reorder.permutation import Permutation
 
 __all__ = ["merging"]
 
-# Hash functions, sorts and rounds of a level; levels: 2 ** LEVELS rows are the highest window.
-SIGNATURES, SORTS, ROUNDS, LEVELS = 32, 4, 3, 6
-# Bits of a value. Two fit a sort key.
-_BITS = 31
-_NONE = (1 << _BITS) - 1  # of an empty row: above all
+_NONE = (1 << 31) - 1  # value of an empty row: above all
+_WORD = (1 << 32) - 1
 # Elements of the largest temporary arrays.
 _CHUNK = 1 << 26
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Mix int64 numbers below 2^32 to as many bits, one to one: MurmurHash3's finaliser."""
+    mixed = ((numbers ^ (numbers >> 16)) * 0x85EBCA6B) & _WORD
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _WORD
+    return mixed ^ (mixed >> 16)
+
+
+def _hashes(columns: Tensor) -> Tensor:
+    """Return SIGNATURES hashes of each column, int32 [columns, SIGNATURES].
+
+    A column is mixed once. Each function is one multiplication and one addition.
+    """
+    lanes = torch.arange(SIGNATURES, device=columns.device)
+    factor, term = _mixed(2 * lanes + 1) | 1, _mixed(2 * lanes + 2)
+    return (((_mixed(columns)[:, None] * factor + term) & _WORD) >> 1).to(torch.int32)
 
 
 def _signatures(csr: CSR) -> Tensor:
@@ -51,10 +75,9 @@ def _signatures(csr: CSR) -> Tensor:
     numbers = csr.indices.to(torch.int64) if wide else torch.arange(columns, device=csr.device)
     found = torch.full((rows, SIGNATURES), _NONE, dtype=torch.int32, device=csr.device)
     hashes = torch.empty((numbers.numel(), SIGNATURES), dtype=torch.int32, device=csr.device)
-    seeds = torch.arange(SIGNATURES, device=csr.device)
     step = max(_CHUNK // SIGNATURES, 1)
     for begin in range(0, numbers.numel(), step):
-        hashes[begin : begin + step] = hashed(numbers[begin : begin + step, None], seeds)
+        hashes[begin : begin + step] = _hashes(numbers[begin : begin + step])
     for begin in range(0, csr.nnz, step):
         here = slice(begin, begin + step)
         each = hashes[here] if wide else hashes.index_select(0, csr.indices[here])
@@ -73,47 +96,65 @@ def _similarity(values: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-def _unmatched_first(order: Tensor, mate: Tensor) -> Tensor:
-    """Return rows of orders with the groups that have no partner first, in their order."""
-    matched = (mate[order] >= 0).to(torch.uint8)
-    return order.gather(-1, torch.sort(matched, dim=-1, stable=True).indices)
+def _sorts(values: Tensor, level: int) -> Tensor:
+    """Return the order so far and the groups sorted by SORTS pairs of values, one a row."""
+    groups = values.shape[0]
+    high, orders = key_bits(groups), [torch.arange(groups, device=values.device)]
+    for sort in range(SORTS):
+        first, second = values[:, 2 * (sort + level * SORTS) % SIGNATURES :][:, :2].long().unbind(1)
+        key = ((first * 0x9E3779B1) & _WORD) >> (32 - high) << (30 - high)
+        key |= ((second * 0x85EBCA6B) & _WORD) >> (high + 2)
+        orders.append(torch.sort(key, stable=True).indices)
+    return torch.stack(orders)
+
+
+def _neighbours(sorts: Tensor, mate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the candidates: neighbours in a sort among the groups without a partner."""
+    free = mate[sorts] < 0
+    order, place = torch.nonzero(free, as_tuple=True)
+    block, group = place // BLOCK, sorts[free]
+    near = (order[1:] == order[:-1]) & (block[1:] <= block[:-1] + 1)
+    return group[:-1][near], group[1:][near]
+
+
+def _prefer(values: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the partner of each group that one of the pairs (a[i], b[i]) gives it, or -1."""
+    numbers = torch.arange(values.shape[0], device=values.device)
+    common = _similarity(values, a, b)
+    # The most similar wins, then one that the numbers of both decide, so that both agree.
+    tie = (torch.minimum(a, b) * 40503 + torch.maximum(a, b)) & 0xFFFF
+    rank = torch.where(common > 0, (common << 16 | tie) << 32, 0)
+    best = torch.zeros_like(numbers)
+    best.scatter_reduce_(0, a, torch.where(rank > 0, rank | b, 0), "amax")
+    best.scatter_reduce_(0, b, torch.where(rank > 0, rank | a, 0), "amax")
+    wanted = torch.where(best > 0, best & _WORD, numbers)
+    return torch.where((wanted != numbers) & (wanted[wanted] == numbers), wanted, -1)
+
+
+def _sides(values: Tensor, order: Tensor, mate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and second, third and fourth, ... group of each run of similar ones."""
+    place = torch.nonzero(mate[order] < 0).squeeze(1)
+    group, numbers = order[place], torch.arange(place.numel(), device=mate.device)
+    a, b = group[:-1], group[1:]
+    near = place[1:] // SIDE == place[:-1] // SIDE
+    follows = torch.zeros_like(group, dtype=torch.bool)
+    follows[1:] = near & (_similarity(values, a, b) > 0)
+    start = torch.cummax(torch.where(follows, 0, numbers), 0).values
+    first = follows[1:] & ((numbers - start)[:-1] % 2 == 0)
+    return a[first], b[first]
 
 
 def _pairs(values: Tensor, level: int) -> Tensor:
     """Return each group's partner; -1 for one that is left over if their number is odd."""
-    groups, device = values.shape[0], values.device
-    numbers = torch.arange(groups, device=device)
-    orders = [numbers]
-    for sort in range(SORTS):
-        first = 2 * (sort + level * SORTS) % SIGNATURES
-        key = (values[:, first].to(torch.int64) << _BITS) | values[:, first + 1]
-        orders.append(torch.sort(key, stable=True).indices)
-    sorts = torch.stack(orders)
-    mate = torch.full_like(numbers, -1)
-    for turn in range(ROUNDS):
-        if turn:
-            sorts = _unmatched_first(sorts, mate)
-        a, b = sorts[:, :-1].flatten(), sorts[:, 1:].flatten()
-        common = _similarity(values, a, b)
-        if turn:
-            common = torch.where((mate[a] < 0) & (mate[b] < 0), common, 0)
-        # The most similar wins, then one that the numbers of both decide, so that both agree.
-        tie = (torch.minimum(a, b) * 40503 + torch.maximum(a, b)) & 0xFFFF
-        rank = torch.where(common > 0, (common << 16 | tie) << 32, 0)
-        best = torch.zeros_like(numbers)
-        best.scatter_reduce_(0, a, torch.where(rank > 0, rank | b, 0), "amax")
-        best.scatter_reduce_(0, b, torch.where(rank > 0, rank | a, 0), "amax")
-        wanted = torch.where(best > 0, best & 0xFFFFFFFF, numbers)
-        agreed = (wanted != numbers) & (wanted[wanted] == numbers)
-        mate = torch.where(agreed, wanted, mate)
-    # Side by side in a sort if they have anything in common, then in the order so far.
-    for order, similar in ((sorts[1], True), (numbers, False)):
-        rest = _unmatched_first(order, mate)
-        a, b = rest[: groups // 2 * 2].view(-1, 2).unbind(1)
-        free = (mate[a] < 0) & (mate[b] < 0)
-        if similar:
-            free &= _similarity(values, a, b) > 0
-        mate[a], mate[b] = torch.where(free, b, mate[a]), torch.where(free, a, mate[b])
+    sorts = _sorts(values, level)
+    mate = torch.full_like(sorts[0], -1)
+    for _ in range(ROUNDS):
+        mate = torch.maximum(mate, _prefer(values, *_neighbours(sorts, mate)))
+    a, b = _sides(values, sorts[1], mate)
+    mate[a], mate[b] = b, a
+    rest = torch.nonzero(mate < 0).squeeze(1)
+    a, b = rest[: rest.numel() // 2 * 2].view(-1, 2).unbind(1)
+    mate[a], mate[b] = b, a
     return mate
 
 
@@ -139,11 +180,17 @@ def merging(csr: CSR) -> Permutation:
 
     The order is the same on every device. Empty rows come last.
     """
+    found = merged_on_device(csr)
+    return Permutation("merging", _merged(csr) if found is None else found)
+
+
+def _merged(csr: CSR) -> Tensor:
+    """Return the order by tensor operations."""
     empty = (csr.indptr[1:] == csr.indptr[:-1]).to(torch.uint8)
     rows = torch.sort(empty, stable=True).indices
     used = csr.shape[0] - int(empty.sum())
     if used == 0:
-        return Permutation("merging", rows)
+        return rows
     values = _signatures(csr).index_select(0, rows[:used])
     parts: list[Tensor] = []
     for level in range(LEVELS):
@@ -157,8 +204,7 @@ def merging(csr: CSR) -> Permutation:
     for pair in parts:
         size = size[pair[:, 0]] + torch.where(pair[:, 1] < 0, 0, size[pair[:, 1].clamp(min=0)])
     order = order[torch.sort((size < 1 << len(parts)).to(torch.uint8), stable=True).indices]
-    for level in reversed(range(len(parts))):
-        flat = parts[level][order].flatten()
-        count = used if level == 0 else parts[level - 1].shape[0]
-        order = flat[torch.sort((flat < 0).to(torch.uint8), stable=True).indices[:count]]
-    return Permutation("merging", torch.cat([rows[:used][order], rows[used:]]))
+    for pair in reversed(parts):
+        flat = pair[order].flatten()
+        order = flat[flat >= 0]
+    return torch.cat([rows[:used][order], rows[used:]])
