@@ -17,7 +17,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "sparsetile"
 # Everything between `plan()` and the launch. Row orders and the choice of a system are omitted:
-# every order and every choice gives a correct product, and the CPU tests run them.
+# every order and every choice gives a correct product, and the CPU tests run them, those that
+# launch kernels in the emulator.
 FOLDERS = (
     "balance",
     "engines",
