@@ -117,6 +117,7 @@ SUITES = {
     "gather": Suite(("tests/launch/test_gather.py",), kernel="gather_rows"),
     "columns": Suite(("tests/launch/test_columns.py",), kernel="epilogue_gradient"),
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
+    "merging": Suite(("tests/reorder/test_device_merging.py",), kernel="merge_rows"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
@@ -380,6 +381,14 @@ row % 8 * 4 + column % 4 => row % 8 * 4 + column % 2  # lane of a cell
 p.repeat ? column : -1 => p.repeat ? -1 : column  # slots without a column
 (u64(1) << cell % 64) - 1 => (u64(2) << cell % 64) - 1  # place of a packed value
 p.places[entry] = cell => p.places[i] = cell  # cells in the order of windows
+[pack/merge_rows.cu, merging]
+mixed(2 * lane + 2) => mixed(2 * lane + 1)  # terms of the hash functions
+if (shared || end > limit) => if (end > limit)  # rows that began in an earlier range
+lane < own && best != 0 => lane + 1 < own && best != 0  # preferences of a block's last group
+u64(common << 16 | => u64(common << 8 |  # ties decide before similarity
+known >= 0 ? known : agreed => known > 0 ? known : agreed  # the partner of group 0
+max(a, b)) & 0xffff) => max(a, b)) & 0xfff)  # which of equally similar groups is preferred
+>> (p.key_bits + 32 - kKeyBits) => >> (p.key_bits + 31 - kKeyBits)  # second values in keys
 [pack/pack_groups.cu, groups]
 if (same) window = kNoWindow; => window = kNoWindow;  # windows that share a warp
 rank += __popc(mask & below(row)) => rank += __popc(mask)  # order inside a column
