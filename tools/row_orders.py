@@ -6,9 +6,10 @@ The record ``orders.jsonl`` in the folder of --out has the environment in its fi
 line per matrix and order: the seconds to find the order, those to predict products in it, entries
 per distinct (window of 16 or 64 rows, column) pair, and products with the system that ``auto``
 chooses: predicted and measured seconds, and after how many products the order has paid for itself
-(``break_even``; null if never). Matrices are the core suite and those of GENERATED, which are made
-on the device and only ordered. What does not fit the time limit is named in the last line. Exit
-code 1 if a product differed from that in the given order.
+(``break_even``; null if never). The line of the order ``auto`` has what a plan for AUTO_RUNS
+products takes, and the seconds to plan. Matrices are the core suite and those of GENERATED, which
+are made on the device and only ordered. What does not fit the time limit is named in the last line.
+Exit code 1 if a product differed from that in the given order.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from sparsetile.data.catalog import load
 from sparsetile.engines.request import Request
 from sparsetile.formats.column_pairs import distinct_pairs
 from sparsetile.intake.csr import CSR
+from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
 from sparsetile.reorder import REORDERERS, Permutation
 from sparsetile.systems.registry import candidates
 from sparsetile.tune import predict_systems
-from tools.study import error_of
+from tools.study import dtype_name, error_of
 
 ORDERS = ("identity", "lsh", "merging")
 WINDOWS = (16, 64)
@@ -46,6 +48,8 @@ WINDOWS = (16, 64)
 PRODUCTS = ((128, torch.float16), (512, torch.float32))
 # Rows and entries per row of the generated matrices: 1 to 100 million entries.
 GENERATED = ((50_000, 20), (200_000, 20), (2_000_000, 10), (5_000_000, 20))
+# Products that plans which choose an order themselves are made for.
+AUTO_RUNS = 2_000
 # Times that an order is found, after one that is not timed.
 REPEATS = 5
 # Largest difference of two products over the largest element: both only round.
@@ -118,23 +122,50 @@ class Measured:
             else [],
         }
 
+    def chosen(self) -> dict[str, Any]:
+        """Measure plans that choose the order; those in the given order come first."""
+        products = [self._chosen(*each) for each in PRODUCTS]
+        rows, entries = self.csr.shape[0], self.csr.nnz
+        return {
+            "matrix": self.name, "rows": rows, "entries": entries, "order": "auto",
+            "products": products,
+        }  # fmt: skip
+
+    def _chosen(self, n: int, dtype: torch.dtype) -> dict[str, Any]:
+        settle(self.csr.device)
+        begun = time.perf_counter()
+        plan = build_plan(self.csr, n, dtype=dtype, expected_runs=AUTO_RUNS)
+        settle(self.csr.device)
+        planning = time.perf_counter() - begun
+        seconds, error = self._timed(plan)
+        return {
+            "n": n, "dtype": dtype_name(dtype), "order": plan.reorder, "system": plan.system,
+            "plan_seconds": planning, "seconds": seconds, "error": error,
+        }  # fmt: skip
+
+    def _timed(self, plan: Plan) -> tuple[float, float | None]:
+        """Return the seconds of a product, and its error over the one in the given order."""
+        n, dtype = plan.n, plan.dtype
+        draw = torch.Generator(device=self.csr.device).manual_seed(n)
+        B = torch.randn(self.csr.shape[1], n, generator=draw, device=self.csr.device).to(dtype)
+        C = plan.run(B).float()
+        given, _ = self._given.setdefault((n, dtype), (C, math.nan))
+        error = error_of(C, given)
+        self.wrong |= error is None or error > WRONG
+        return time_product(lambda: plan.run(B), B.device, budget=BUDGET).median, error
+
     def _product(
         self, order: Permutation, found_in: float, n: int, dtype: torch.dtype
     ) -> dict[str, Any]:
-        draw = torch.Generator(device=self.csr.device).manual_seed(n)
-        B = torch.randn(self.csr.shape[1], n, generator=draw, device=self.csr.device).to(dtype)
         reorder = "identity" if order.perm is None else order.perm
         plan = build_plan(self.csr, n, dtype=dtype, reorder=reorder, expected_runs=100_000)
-        C = plan.run(B).float()
-        given, before = self._given.setdefault((n, dtype), (C, math.nan))
-        error = error_of(C, given)
-        self.wrong |= error is None or error > WRONG
-        seconds = time_product(lambda: plan.run(B), B.device, budget=BUDGET).median
+        seconds, error = self._timed(plan)
+        C, before = self._given[n, dtype]
         if order.perm is None:
             self._given[n, dtype] = C, seconds
         return {
             "n": n,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": dtype_name(dtype),
             "system": plan.system,
             "predicted": predicted(self.csr, n, dtype, order),
             "seconds": seconds,
@@ -159,6 +190,8 @@ def measured_lines(
         case = Measured(name, csr)
         for order in ORDERS:
             yield case.line(order, products=not rows), case.wrong
+        if not rows:
+            yield case.chosen(), case.wrong
     yield {"not_run": left}, False
 
 
@@ -166,6 +199,13 @@ def summary(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the rows of a table: an order of a matrix each."""
     rows = []
     for line in lines:
+        if line["order"] == "auto":
+            taken = ", ".join(
+                f"{p['order']} {p['system']} {p['seconds'] * 1e6:.1f}" for p in line["products"]
+            )
+            planning = ", ".join(f"{p['plan_seconds'] * 1e3:.0f}" for p in line["products"])
+            rows.append([line["matrix"], "auto", planning, "", taken, ""])
+            continue
         fill = " / ".join(f"{x:.2f}" for x in line["entries_per_pair"].values())
         products = ", ".join(
             f"{p['system']} {p['seconds'] * 1e6:.1f} ({(p['predicted'] or 0) * 1e6:.1f})"
@@ -212,7 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lines.append(line)
             elif line["not_run"]:
                 note(f"row_orders: no time for {', '.join(line['not_run'])}")
-    headings = ("matrix", "order", "ms", "entries per pair", "products, us (predicted)", "pays after")
+    headings = (
+        "matrix",
+        "order",
+        "ms",
+        "entries per pair",
+        "products, us (predicted)",
+        "pays after",
+    )
     print_table(headings, summary(lines))
     return int(failed)
 

@@ -41,6 +41,13 @@ def run(folder: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
 def test_every_order_of_every_matrix_has_a_line(folder: Path, capsys):
     code, (about, *lines) = run(folder)
     assert code == 0 and "environment" in about and lines.pop() == {"not_run": []}
+    chosen = [line for line in lines if line["order"] == "auto"]
+    assert [line["matrix"] for line in chosen] == ["two", "one"]
+    for line in chosen:
+        (product,) = line["products"]
+        assert product["order"] == "identity" and product["error"] == 0
+        assert product["plan_seconds"] > 0 and product["seconds"] > 0
+    lines = [line for line in lines if line["order"] != "auto"]
     assert [(line["matrix"], line["order"]) for line in lines] == [
         (matrix, order)
         for matrix in ("two", "one", "mixed_band-500x10")
@@ -70,7 +77,7 @@ def test_what_does_not_fit_the_time_is_named(folder: Path, capsys):
 def test_a_wrong_product_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch):
     build = row_orders.build_plan
 
-    def other(csr: Any, *given: Any, reorder: Any, **options: Any) -> Any:
+    def other(csr: Any, *given: Any, reorder: Any = "identity", **options: Any) -> Any:
         plan = build(csr, *given, reorder=reorder, **options)
         if reorder != "identity":
             monkeypatch.setattr(type(plan), "run", lambda self, B: B.new_zeros(csr.shape[0], 4))
@@ -87,9 +94,7 @@ def test_an_order_pays_after_what_it_cost_over_what_it_saves(monkeypatch: pytest
     )
     monkeypatch.setitem(REORDERERS, "lsh", lambda csr: Permutation("lsh", torch.arange(90)))
     case = row_orders.Measured("one", csr_of(random_matrix(90, 40, 0.2)))
-    given, faster, slower = (
-        case.line(order, True) for order in ("identity", "lsh", "merging")
-    )
+    given, faster, slower = (case.line(order, True) for order in ("identity", "lsh", "merging"))
     assert given["products"][0]["break_even"] is None
     assert slower["products"][0]["break_even"] is None
     assert faster["products"][0]["break_even"] == -(-faster["seconds"] // 6e-4)

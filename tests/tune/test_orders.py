@@ -45,14 +45,14 @@ def test_few_products_look_for_nothing_and_say_what_they_could_save(constants):
     constants(orders, REORDERERS={})  # any use would raise
     found, why = choose_order(request(), ABLE, expected_runs=1)
     assert found.perm is None
-    searched = ("lsh", "merging", "affinity")
+    searched = ("merging", "affinity")
     assert [line.split(":")[0] for line in why] == [f"{name} not looked for" for name in searched]
     assert "1 products might save 0." in why[0] and "it takes about" in why[0]
 
 
 def test_an_order_that_pays_is_taken_and_predicted_to_be_faster():
-    found, why = choose_order(request(), ABLE, expected_runs=10_000)
-    assert found.name == "lsh" and why[0].startswith("lsh taken: predicted ")
+    found, why = choose_order(request(), ABLE, expected_runs=100_000)
+    assert found.name == "merging" and why[0].startswith("merging taken: predicted ")
     assert distinct_pairs(MIXED, 8, found.perm) < 0.3 * distinct_pairs(MIXED, 8)
 
 
@@ -77,8 +77,53 @@ def test_a_dear_order_is_tried_on_a_sample_before_it_is_looked_for(constants):
 
 def test_an_order_that_brings_nothing_is_not_taken():
     scattered = csr_of(sp.random(3000, 3000, 0.01, random_state=0, format="csr"))
-    found, why = choose_order(request(scattered), ABLE, expected_runs=10_000)
-    assert found.perm is None and why[0].startswith("lsh not taken: predicted ")
+    found, why = choose_order(request(scattered), ABLE, expected_runs=100_000)
+    assert found.perm is None and why[0].startswith("merging not taken: ")
+    assert why[0].endswith(" without") and "windows of 16 rows read" in why[0]
+
+
+def test_an_order_with_which_rows_share_no_more_is_not_predicted(constants, monkeypatch):
+    turned = Permutation("merging", torch.arange(MIXED.shape[0] - 1, -1, -1))
+    constants(orders, REORDERERS={"merging": lambda csr: turned})
+    constants(orders, ORDERS={"merging": OrderCost((0, 0), (0, 0))})
+    asked = []
+
+    def predict(request, able):
+        asked.append(request)
+        return dict.fromkeys(able, 1.0)
+
+    monkeypatch.setattr(orders, "predict_systems", predict)
+    given = request()
+    found, why = choose_order(given, ABLE, expected_runs=1)
+    assert found.perm is None and asked == [given] and len(why) == 1
+
+
+def test_an_order_is_predicted_for_systems_that_are_nearly_as_fast(constants, monkeypatch):
+    constants(orders, ORDERS={"merging": OrderCost((0, 0), (0, 0))})
+    asked = []
+
+    def predict(request, able):
+        asked.append(list(able))
+        seconds = {"csr": 1e-3, "acc": 1.5e-3, "wcsr": 1.7e-3}
+        return {name: seconds[name] / len(asked) for name in able}
+
+    monkeypatch.setattr(orders, "predict_systems", predict)
+    found, _ = choose_order(request(), ["csr", "acc", "wcsr"], expected_runs=1)
+    assert found.name == "merging" and asked == [["csr", "acc", "wcsr"], ["csr", "acc"]]
+
+
+def test_a_further_order_must_share_more_than_the_one_that_was_taken(constants, monkeypatch):
+    constants(
+        orders,
+        REORDERERS={"merging": REORDERERS["merging"], "affinity": REORDERERS["lsh"]},
+        ORDERS={name: OrderCost((0, 0), (0, 0)) for name in ("merging", "affinity")},
+    )
+    times = iter([2.0, 1.0])
+    monkeypatch.setattr(
+        orders, "predict_systems", lambda request, able: dict.fromkeys(able, next(times))
+    )
+    found, why = choose_order(request(), ABLE, expected_runs=1)
+    assert found.name == "merging" and why[1].startswith("affinity not taken: ")
 
 
 def test_no_order_is_searched_if_no_model_depends_on_it(constants):

@@ -8,7 +8,9 @@ takes far longer than a product, so only an order that can pay for itself is sea
 2. An expensive order is tried on a sample first. Rows are sampled by the hash of their first column
    in a random order of columns (MinHash), so that similar rows are taken together or not at all.
    The order's effect on the sample's pairs is assumed for the whole matrix.
-3. An order that was found is used if the systems' models predict that it saves time.
+3. An order that was found is used if rows share more columns in it, and if the systems' models
+   predict that it saves time. Only systems that are predicted to be nearly as fast as the fastest
+   in the given order are predicted again: predicting takes longer than to find a cheap order.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ __all__ = ["HOPE", "ORDERS", "OrderCost", "choose_order", "least_seconds", "samp
 # Entries of a sample, and the heights of windows whose pairs models count.
 SAMPLE_ENTRIES = 1 << 18
 WINDOWS = (8, 16, 64)
+# Height of the windows in which an order must lower the distinct columns before it is predicted.
+SHARED = 16
 # Expected share of the largest possible saving: `lsh` saved 0 to 13 % of a product's predicted time
 # on five matrices for which the bound was 25 to 60 %.
 HOPE = 0.25
-# An order must be predicted to save this share of a product: predictions are no more accurate.
-LEAST_SAVING = 0.03
+# An order must be predicted to save this share of a product. ``merging`` on twelve matrices of the
+# core suite (TF32, N = 512): nine products that were predicted to save 6 to 23 % took 29 % less to
+# 1 % more; cage11 and ex11, predicted to save 4 %, took 4 and 6 % more.
+LEAST_SAVING = 0.05
+# Systems up to this factor over the fastest may be the fastest in another order: orders saved 36 %
+# of a product at most.
+RIVAL = 1.6
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,12 @@ class OrderCost:
         return first + fixed + entry * csr.nnz
 
 
-# Cheapest first. ``lsh`` and ``merging`` run on A's device: on an H200 1.1 ms and 0.4 ns an entry,
-# 20 ms (their launches) and 4 to 7 ns; counting the pairs again takes 3 ms and 1 ns. ``affinity``
-# always runs on one core of the host, 0.1 to 0.5 us an entry
+# Cheapest first. On an H200 ``merging`` takes 1.1 ms up to 4 million entries, 5 for 20 and 14 for
+# 100 million, and predicting with it 5 to 16, 190 and 640 ms. ``lsh`` takes no less and shares
+# fewer columns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us an entry
 # (docs/explanation/notes/reordering.md).
 ORDERS = {
-    "lsh": OrderCost(gpu=(4e-3, 1.4e-9), host=(2e-3, 60e-9)),
-    "merging": OrderCost(gpu=(23e-3, 8e-9), host=(20e-3, 2e-6)),
+    "merging": OrderCost(gpu=(6e-3, 8e-9), host=(20e-3, 2e-6)),
     "affinity": OrderCost(
         gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True,
         module="sparsetile.reorder.affinity_numba", first_use=10.0,
@@ -133,8 +141,10 @@ def choose_order(
     best, why = request.permutation, list[str]()
     if not any(SYSTEMS[name].counts_pairs for name in able):
         return best, why  # no model of these systems depends on the order
-    now = min(predict_systems(request, able).values())
-    least = least_seconds(request)
+    predicted = predict_systems(request, able)
+    now, least = min(predicted.values()), least_seconds(request)
+    able = [name for name in able if predicted[name] <= RIVAL * now]
+    shared = request  # in the best order
     for name, cost in ORDERS.items():
         price = cost.seconds(request.csr)
         hoped = expected_runs * HOPE * (now - least)
@@ -163,12 +173,18 @@ def choose_order(
             request.csr, request.n, request.dtype, found, request.deterministic,
             ceilings=request.ceilings,
         )  # fmt: skip
+        before, after = shared.pairs(SHARED), asked.pairs(SHARED)
+        if after > (1 - LEAST_SAVING) * before:  # counting takes a fraction of predicting
+            why.append(
+                f"{name} not taken: windows of {SHARED} rows read {after} of B, {before} without"
+            )
+            continue
         then = min(predict_systems(asked, able).values())
         if then <= (1 - LEAST_SAVING) * now:
             why.append(
                 f"{name} taken: predicted {then * 1e3:.3f} ms a product, {now * 1e3:.3f} before"
             )
-            best, now = found, then
+            best, now, shared = found, then, asked
         else:
             why.append(f"{name} not taken: predicted {then * 1e3:.3f} ms, {now * 1e3:.3f} without")
     return best, why

@@ -274,7 +274,8 @@ __device__ __forceinline__ void pair_sides(const Params& p, i64 side, int lane) 
     if (mate[turn] < 0) {
       const int at = place[turn];
       const bool second = run_below(s_similar, at) % 2 == 1;
-      if (second || s_similar[at / 32] >> at % 32 & 1) mate[turn] = s_list[second ? at - 1 : at + 1];
+      if (second || s_similar[at / 32] >> at % 32 & 1)
+        mate[turn] = s_list[second ? at - 1 : at + 1];
     }
     if (group[turn] >= 0) {
       p.mate[group[turn]] = mate[turn];
