@@ -178,8 +178,8 @@ def measured_lines(
     data: Path, names: Sequence[str], device: torch.device, end: float
 ) -> Iterator[tuple[dict[str, Any], bool]]:
     """Yield lines and whether a product was wrong; the last one has what there was no time for."""
-    left = [*names, *(f"mixed_band-{rows}x{length}" for rows, length in GENERATED)]
-    for rows, length in (*((0, 0) for _ in names), *GENERATED):
+    left = [*(f"mixed_band-{rows}x{length}" for rows, length in GENERATED), *names]
+    for rows, length in (*GENERATED, *((0, 0) for _ in names)):
         if time.monotonic() > end:
             break
         name = left.pop(0)
