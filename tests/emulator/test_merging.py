@@ -56,8 +56,8 @@ def test_more_threads_than_the_device_holds_take_turns(monkeypatch: pytest.Monke
 
 
 def test_too_many_keys_are_sorted_by_tensor_operations(constants):
-    constants(device_merging, MOST_KEYS=4 * 1200)
+    constants(device_merging, MOST_KEYS=6 * 1201)
     with built_by_kernels("cpu"):
         assert merged_on_device(merge_matrix("random")) is not None
-        constants(device_merging, MOST_KEYS=4 * 1100)
+        constants(device_merging, MOST_KEYS=6 * 1100)
         assert merged_on_device(merge_matrix("random")) is None

@@ -10,17 +10,19 @@ from sparsetile.kernels.merge_rows import BLOCK, MERGE_ROWS, MOST_LEVELS, RANGE,
 from sparsetile.kernels.stages import STAGE_THREADS
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
-__all__ = ["LEVELS", "ROUNDS", "SIGNATURES", "SORTS", "key_bits", "merged_on_device"]
+__all__ = ["KEY_BITS", "LEVELS", "ROUNDS", "SIGNATURES", "SORTS", "key_bits", "merged_on_device"]
 
 # Hash functions, sorts and rounds of a level; levels: 2 ** LEVELS rows are the highest window.
-SIGNATURES, SORTS, ROUNDS, LEVELS = BLOCK, 4, 3, MOST_LEVELS
+SIGNATURES, SORTS, ROUNDS, LEVELS = BLOCK, 6, 4, MOST_LEVELS
+# Bits of a sort key below the number of its sort.
+KEY_BITS = 29
 # Most keys that are numbered in 31 bits.
 MOST_KEYS = 2**31
 
 
 def key_bits(groups: int) -> int:
-    """Bits of a sort key, of 30, for the first of its two values: twice as many as groups."""
-    return min(max((groups - 1).bit_length() + 1, 8), 28)
+    """Bits of a sort key for the first of its two values: twice as many as groups."""
+    return min(max((groups - 1).bit_length() + 1, 8), KEY_BITS - 2)
 
 
 def merged_on_device(csr: CSR) -> Tensor | None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from sparsetile.intake.csr import CSR
 from sparsetile.kernels.merge_rows import BLOCK, SIDE
 from sparsetile.reorder.device_merging import (
+    KEY_BITS,
     LEVELS,
     ROUNDS,
     SIGNATURES,
@@ -102,8 +103,8 @@ def _sorts(values: Tensor, level: int) -> Tensor:
     high, orders = key_bits(groups), [torch.arange(groups, device=values.device)]
     for sort in range(SORTS):
         first, second = values[:, 2 * (sort + level * SORTS) % SIGNATURES :][:, :2].long().unbind(1)
-        key = ((first * 0x9E3779B1) & _WORD) >> (32 - high) << (30 - high)
-        key |= ((second * 0x85EBCA6B) & _WORD) >> (high + 2)
+        key = ((first * 0x9E3779B1) & _WORD) >> (32 - high) << (KEY_BITS - high)
+        key |= ((second * 0x85EBCA6B) & _WORD) >> (32 - KEY_BITS + high)
         orders.append(torch.sort(key, stable=True).indices)
     return torch.stack(orders)
 

@@ -44,7 +44,7 @@ enum Stage { kRows, kSignatures, kKeys, kRound, kSides, kRest, kUnite, kOrder };
 
 constexpr int kBlock = 32, kSide = 1024, kRange = 256, kWarps = kThreads / 32;
 constexpr int kNone = 0x7fffffff;  // value of no column: above all
-constexpr int kKeyBits = 30;       // of a key below the number of its sort
+constexpr int kKeyBits = 29;       // of a key below the number of its sort, one of eight
 constexpr int kLoads = 8;          // groups whose values a warp loads at once
 
 static_assert(kThreads % 32 == 0 && kBlock == 32, "a lane for each position, and for each value");
