@@ -165,7 +165,8 @@ def _run(asked: argparse.Namespace) -> int:
 
     def run() -> dict[str, Any]:
         share = device == "cuda" and asked.processes > 1
-        with shared_gpu() if share else contextlib.nullcontext({}) as around:
+        alone: contextlib.AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
+        with shared_gpu() if share else alone as around:
             counts = run_in_processes(
                 work, seed, asked.seconds, asked.processes, note, around, asked.cases or math.inf
             )

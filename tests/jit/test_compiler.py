@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -394,6 +395,20 @@ def test_a_kernel_that_is_not_assembled_yet_is_not_compiled_for_a_comparison(cac
 def test_an_architecture_the_compiler_does_not_know_is_a_compile_error(cache, tree):
     with pytest.raises(CompileError, match=r"must compile for sm_10, got an NVRTC error"):
         compile_source(tiny(), "sm_10")
+
+
+def test_without_cuda_core_the_error_says_what_to_install(tree, monkeypatch):
+    """As on Windows, where torch may have a GPU."""
+    monkeypatch.setitem(sys.modules, "cuda.core.utils", None)
+    with pytest.raises(CompileError) as caught:
+        compile_source(tiny(), ARCH)
+    said = str(caught.value)
+    assert said.startswith(
+        "compile: cuda-core must be installed to run kernels, got import of cuda"
+    )
+    assert said.endswith(
+        "Install cuda-core and nvidia-cuda-nvrtc (on Windows in WSL 2), or use the CPU."
+    )
 
 
 def test_reports_why_the_compiler_is_missing(monkeypatch):

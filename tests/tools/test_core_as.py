@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tools.as_capability import core_table, proofs_as
 
 from sparsetile.bench.pool import WorkerDied
@@ -165,11 +164,3 @@ def test_records_are_told_in_words(tmp_path: Path):
         "3,457 GPU tests passed, 3 failed; 5,100 random products and layers, none wrong; "
         "memcheck no errors in 1,200 products"
     )
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.gpu
-def test_a_product_runs_both_ways_on_a_gpu(data, environment):
-    environment(SPARSETILE_CAPABILITY="8.0")
-    code, _, (_, *lines) = run(data, "--matrices", "cage11", "-n", "32")
-    assert code == 0 and all(line["older"]["time"]["p50"] > 0 for line in lines)

@@ -198,9 +198,16 @@ def compile_source(
     CompileError carries NVRTC's log and the source's path. Inside ``without_compiling``,
     NotCompiled says that it is not in the cache.
     """
-    with _IMPORT_LOCK:
-        from cuda.core import Program, ProgramOptions
-        from cuda.core.utils import make_program_cache_key
+    try:
+        with _IMPORT_LOCK:
+            from cuda.core import Program, ProgramOptions
+            from cuda.core.utils import make_program_cache_key
+    except ImportError as error:
+        raise CompileError(
+            f"compile: cuda-core must be installed to run kernels, got {error}. Install cuda-core "
+            "and nvidia-cuda-nvrtc (on Windows in WSL 2), or use the CPU.",
+            source_path=str(source.path),
+        ) from error
 
     if not re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", arch):
         raise value_error(
