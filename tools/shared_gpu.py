@@ -17,11 +17,19 @@ MPS = "nvidia-cuda-mps-control"
 _FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
 
 
+# Seconds for an answer of the daemon; it waits for processes that are ending.
+_ANSWER_SECONDS = 20.0
+
+
 def _ask(program: str, environment: dict[str, str], request: str) -> str:
-    done = subprocess.run(
-        [program], input=f"{request}\n", env=environment, check=False, timeout=60, text=True,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    """Return the daemon's answer; empty if it gives none in time."""
+    try:
+        done = subprocess.run(
+            [program], input=f"{request}\n", env=environment, check=False, text=True,
+            timeout=_ANSWER_SECONDS, stdout=subprocess.PIPE,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""
     return done.stdout
 
 
