@@ -181,7 +181,7 @@ class _Seed:
                 self.tally.add(Outcome(case, case.system, wrong=wrong))
                 self.following = self.running + 1
             idle = 0 if self.following > before else idle + 1
-        if idle:
+        if idle and not self.closed:
             self.tally.say(f"{self.work.tool}: seed {self.seed}: its process does not start")
 
     def _watch(self) -> int:
