@@ -14,6 +14,7 @@ from sparsetile import __version__
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for tools, which are not installed
 
+from tools.as_capability import CORE_NAME, core_table, proofs_as  # noqa: E402
 from tools.proofs import ages  # noqa: E402
 
 project = "sparsetile"
@@ -29,10 +30,17 @@ html_css_files = ["tables.css"]
 html_js_files = ["tables.js"]
 html_show_copyright = False
 
-# {{ proofs }} on a page is the table of proofs with their ages.
+# {{ proofs }} on a page is the table of proofs with their ages, {{ as_sm80 }} what the records of
+# this GPU as sm_80 prove, {{ core_as_sm80 }} the table of the core suite there.
 myst_enable_extensions = ["substitution"]
 _rows = [f"| `{age.name}` | {age.text} |" for age in ages(ROOT)]
-myst_substitutions = {"proofs": "\n".join(["| proof | of |", "| --- | --- |", *_rows])}
+_as = ROOT / "results" / "h200"
+myst_substitutions = {
+    "proofs": "\n".join(["| proof | of |", "| --- | --- |", *_rows]),
+    "as_sm80": proofs_as(_as / "as-sm80"),
+    "as_sm89": proofs_as(_as / "as-sm89"),
+    "core_as_sm80": "\n".join(core_table(_as / "as-sm80" / CORE_NAME)),
+}
 
 # Links may name headings of the first three levels: [text](page.md#a-heading).
 myst_heading_anchors = 3

@@ -39,6 +39,7 @@ from sparsetile.layers.graph_attention import (
     attention_layer,
     graph_attention,
 )
+from sparsetile.nn import SparseLinear
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
 
@@ -49,6 +50,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LAYER = "linear layer"
 LAYER_SHAPE = (200, 328)
 LAYER_TOKENS = (7, 136)
+# Layers of blocks: the system whose kernels they share, the sides of their blocks, their weight.
+BLOCK_SYSTEM = "bcsr"
+BLOCK_SIDES = (16, 32, 64)
+BLOCK_SHAPE = (256, 192)
 # The matrices come from the tests of the checkout.
 _CASES = "tests.contracts.cases"
 
@@ -333,7 +338,35 @@ def _layers(systems: Sequence[str], types: Sequence[str], device: str, seen: Wat
                 out = None if dtype is torch.float64 else torch.float32
                 Y = made.linear(X.to(device, dtype), bias=added, relu=True, out_dtype=out)
                 seen.product(f"linear, N={tokens}", Y, (X @ dense.T + bias).clamp(min=0))
+    if BLOCK_SYSTEM in systems:
+        _block_layers(types, device, seen)
     seen.finished(LAYER)
+
+
+@torch.no_grad()
+def _block_layers(types: Sequence[str], device: str, seen: Watched) -> None:
+    """Run block-sparse layers of each side with bias: few tokens and many, ReLU and SwiGLU."""
+    rows, cols = BLOCK_SHAPE
+    row, col = torch.arange(rows).unsqueeze(1), torch.arange(cols)
+    bias = _fractions(rows, 9, 0.5)
+    for side, dtype in itertools.product(BLOCK_SIDES, DTYPES):
+        if _name(dtype) not in types or dtype is torch.float64:
+            continue
+        weight = (((row * cols + col) % 5 - 2) / 2).double() * ((row // side + col // side) % 3 > 0)
+        for activation in ("relu", "swiglu"):
+            layer = SparseLinear.from_dense(
+                weight.to(device, dtype), bias.to(device, dtype), block=side,
+                activation=activation, prefer="memory",
+            ).eval()  # fmt: skip
+            seen.where = f"{LAYER}, blocks of {side}, {dtype}, {BLOCK_SYSTEM}, {activation}"
+            for tokens in LAYER_TOKENS:
+                X = _fractions(tokens * cols, 4, 0.0).reshape(tokens, cols)
+                Y, sums = layer(X.to(device, dtype)), X @ weight.T + bias
+                if activation == "relu":
+                    seen.product(f"layer, N={tokens}", Y, sums.clamp(min=0))
+                else:
+                    gate, up = sums.chunk(2, -1)
+                    seen.near(f"layer, N={tokens}", Y, torch.nn.functional.silu(gate) * up)
 
 
 def plan_for(

@@ -30,10 +30,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparsetile.core import settings
 from sparsetile.core.errors import value_error
+from sparsetile.jit import device_arch
 from sparsetile.kernels import KERNELS
 from sparsetile.systems import SYSTEMS
-from tools.checked_products import matrix_names, type_names
+from tools.as_capability import runs_as
+from tools.checked_products import BLOCK_SYSTEM, matrix_names, type_names
 from tools.child_processes import run_within, stop_all
 from tools.parts import part_digests
 from tools.record import ROOT, machine_facts, read_proof, write_json
@@ -90,14 +93,16 @@ def checker(tool: str) -> Checker:
     """Return what a tool checks, from the registries.
 
     racecheck checks only shared memory, so it gets the kernels that use it. Kernels that build a
-    format belong to no system; the products launch them too.
+    format belong to no system; the products launch them too. With ``SPARSETILE_CAPABILITY`` there
+    are only those of that capability.
     """
     watched = {name for name, spec in KERNELS.items() if spec.shared_memory or tool != "racecheck"}
-    return Checker(
-        tool,
-        tuple(name for name in KERNELS if name in watched),
-        tuple(name for name, system in sorted(SYSTEMS.items()) if watched & set(system.kernels)),
-    )
+    systems = [name for name, system in sorted(SYSTEMS.items()) if watched & set(system.kernels)]
+    if (chosen := settings.chosen_gpu()) is not None:
+        watched = {name for name in watched if KERNELS[name].runs_on(device_arch(0))}
+        able = {name for name in systems if runs_as(name, chosen.capability)} | {BLOCK_SYSTEM}
+        systems = [name for name in systems if name in able]
+    return Checker(tool, tuple(name for name in KERNELS if name in watched), tuple(systems))
 
 
 def find_tool() -> tuple[str, str]:
@@ -263,14 +268,14 @@ class Kept:
                 self._path.unlink(missing_ok=True)
 
 
-def compile_kernels(root: Path, *, limit: float, device: str = "cuda") -> None:
+def compile_kernels(root: Path, *, limit: float, device: str = "cuda", matrices: str = "") -> None:
     """Run the products of every checker once without one, so that their kernels are compiled.
 
     NVRTC takes 0.93 s for a kernel under memcheck, most of a part's time, and 0.25 s without it.
     Errors are ignored here: the checkers will see them.
     """
     systems = sorted({name for tool in TOOLS for name in checker(tool).systems})
-    until, named = time.perf_counter() + limit, ",".join(matrix_names())
+    until, named = time.perf_counter() + limit, matrices or ",".join(matrix_names())
 
     def compile_part(task: tuple[str, str]) -> None:
         with tempfile.TemporaryDirectory() as folder:

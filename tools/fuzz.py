@@ -1,7 +1,7 @@
 """Checks random products and layers; replays any of them by its number.
 
     python -m tools.fuzz --seconds 200 --device cuda --processes 12 [--kind KIND] [--seed S]
-                         [--out DIR]
+                         [--cases N] [--out DIR]
     python -m tools.fuzz --device cuda --kind products --replay NUMBER
 
 ``--kind products``: shapes, structures, containers, types, systems, row orders, layouts, epilogues,
@@ -11,13 +11,16 @@ by ``tools/fuzz_cases.py``; ``tools/fuzz_judge.py`` checks the results.
 models are called several times, and their tensors are changed in between (``tools/fuzz_layers.py``,
 ``tools/fuzz_layer_checks.py``). By default both kinds are drawn. Each failure is one line: how to
 replay it, the case, what was wrong. Each process runs the cases of its own seed
-(``tools/fuzz_pool.py``). With ``--out`` the counts are written to ``DIR/<gpu or cpu>/fuzz.json``.
+(``tools/fuzz_pool.py``); on a GPU they share it (``tools/shared_gpu.py``). With ``--out`` the
+counts are written to ``DIR/<gpu or cpu>/fuzz.json``.
 Exit code 1 when a case failed, 2 for bad usage, 130 when interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import random
 import sys
@@ -33,6 +36,7 @@ import torch
 
 import sparsetile as st
 from sparsetile.cli.console import note
+from tools.as_capability import capability_of
 from tools.fuzz_cases import CASES_OF_A_SEED, Case
 from tools.fuzz_checks import run_case
 from tools.fuzz_layer_checks import own_pyg, run_layer_case
@@ -52,6 +56,7 @@ from tools.fuzz_pool import (
     run_tool,
     tool_parser,
 )
+from tools.shared_gpu import is_shared, shared_gpu
 
 SCHEMA = 3  # 3: a digest for each part of the code
 RECORD_NAME = "fuzz.json"
@@ -60,6 +65,9 @@ FEWEST_CASES = {
     "cpu": {"products": 20_000, "layers": 20_000},
     "cuda": {"products": 20_000, "layers": 5_000},
 }
+# Of a GPU that was treated as an older one.
+FEWEST_AS = {"products": 3_500, "layers": 1_000}
+FEWEST_TOGETHER_AS = 5_000
 
 
 def try_case(case: Case | LayerCase, folder: Path) -> Outcome:
@@ -120,7 +128,12 @@ def check_fuzz(path: str | os.PathLike[str]) -> list[str]:
     record, problems, again = read_run(path, "fuzz", SCHEMA, forms, {})
     if not record:
         return problems
-    for kind, fewest in FEWEST_CASES.get(str(record.get("device")), {}).items():
+    least = FEWEST_CASES.get(str(record.get("device")), {})
+    if capability_of(record) is not None:
+        least = FEWEST_AS
+        if (found := sum(record["kinds"].values())) < FEWEST_TOGETHER_AS:
+            problems.append(f"{path}: {found} cases, fewer than {FEWEST_TOGETHER_AS}; {again}")
+    for kind, fewest in least.items():
         cases = record["kinds"].get(kind, 0)
         if cases < fewest:
             problems.append(f"{path}: {cases} cases of {kind}, fewer than {fewest}; {again}")
@@ -142,7 +155,7 @@ def _replay(case: Case | LayerCase) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    check_usage("fuzz", asked, seed=0, replay=0, processes=1)
+    check_usage("fuzz", asked, seed=0, replay=0, processes=1, cases=1)
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
     if asked.replay is not None:
         seed, number = divmod(asked.replay, CASES_OF_A_SEED)
@@ -151,8 +164,14 @@ def _run(asked: argparse.Namespace) -> int:
     work = Work("fuzz", device, lambda s, number: draw_case(s, number, device, kind), (kind,))
 
     def run() -> dict[str, Any]:
-        counts = run_in_processes(work, seed, asked.seconds, asked.processes, note)
-        return {"processes": asked.processes, "kind": kind, **counts}
+        share = device == "cuda" and asked.processes > 1
+        alone: contextlib.AbstractContextManager[dict[str, str]] = contextlib.nullcontext({})
+        with shared_gpu() if share else alone as around:
+            counts = run_in_processes(
+                work, seed, asked.seconds, asked.processes, note, around, asked.cases or math.inf
+            )
+            mps = share and is_shared(around)
+        return {"processes": asked.processes, "mps": mps, "kind": kind, **counts}
 
     found = proof("fuzz", SCHEMA, asked, run)
     ran = {**found["kinds"], **found["systems"]}
@@ -169,6 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     """Fuzz, or replay a case, and return the exit code."""
     parser = tool_parser("fuzz", __doc__, 300.0, "each with a seed of its own")
     parser.add_argument("--kind", choices=KINDS, default="all", help="what is drawn")
+    parser.add_argument("--cases", type=int, help="end after this many, before the seconds are up")
     return run_tool(parser, arguments, _run)
 
 

@@ -33,6 +33,7 @@ from sparsetile.core.errors import UnsupportedError, value_error
 from sparsetile.reorder import REORDERERS
 from sparsetile.systems import SYSTEMS
 from sparsetile.systems.registry import exact_system
+from tools.as_capability import capability_of, runs_as
 from tools.fuzz_cases import CASES_OF_A_SEED
 from tools.fuzz_judge import Wrong, grouped, is_refusal
 from tools.parts import part_digests
@@ -153,8 +154,12 @@ class Work:
 class _Seed:
     """The cases of one seed, in one process after the other."""
 
-    def __init__(self, work: Work, seed: int, until: float, alone: bool, tally: Tally) -> None:
-        self.work, self.seed, self.until, self.alone = work, seed, until, alone
+    def __init__(
+        self, work: Work, seed: int, until: float, environment: Mapping[str, str] | None,
+        tally: Tally,
+    ) -> None:  # fmt: skip
+        self.work, self.seed, self.until = work, seed, until
+        self.alone, self.environment = environment is None, environment
         self.tally = tally
         self.running: int | None = None  # the case that was begun and has not ended
         self.since = time.monotonic()
@@ -176,16 +181,15 @@ class _Seed:
                 self.tally.add(Outcome(case, case.system, wrong=wrong))
                 self.following = self.running + 1
             idle = 0 if self.following > before else idle + 1
-        if idle:
+        if idle and not self.closed:
             self.tally.say(f"{self.work.tool}: seed {self.seed}: its process does not start")
 
     def _watch(self) -> int:
         """Start a process, count its outcomes, and return its exit status."""
         self.running, self.stopped, self.since = None, False, time.monotonic()
-        environment = dict(os.environ) if self.alone else one_thread_each()
         self.process = subprocess.Popen(
             self.work.command(self.seed, self.following, self.until, self.alone),
-            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment,
+            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=self.environment,
             start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -216,16 +220,26 @@ class _Seed:
 
 
 def run_in_processes(
-    work: Work, seed: int, seconds: float, processes: int, say: Callable[[str], None]
+    work: Work,
+    seed: int,
+    seconds: float,
+    processes: int,
+    say: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
+    cases: float = math.inf,
 ) -> dict[str, Any]:
-    """Run the cases of several seeds, from ``seed`` on, in parallel; return the record's counts."""
+    """Run the cases of several seeds, from ``seed`` on, in parallel; return the record's counts.
+
+    ``environment`` is what several processes have beside this one's. All end after ``cases`` cases.
+    """
     tally, until = Tally(say, work.tool), time.monotonic() + seconds
-    seeds = [_Seed(work, seed + k, until, processes == 1, tally) for k in range(processes)]
+    around = None if processes == 1 else {**one_thread_each(), **(environment or {})}
+    seeds = [_Seed(work, seed + k, until, around, tally) for k in range(processes)]
     threads = [threading.Thread(target=each.run, daemon=True) for each in seeds]
     with _stopped_at_the_end(seeds):
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
+        while any(thread.is_alive() for thread in threads) and tally.cases < cases:
             time.sleep(0.05)
             for each in seeds:
                 each.stop_if_stuck()
@@ -375,6 +389,8 @@ def read_run(
         if record[name] < least:
             problems.append(f"{path}: {record[name]} {name}, fewer than {least}; {again}")
     able = {name for name in SYSTEMS if record.get("device") in SYSTEMS[name].devices}
+    if (capability := capability_of(record)) is not None:
+        able = {name for name in able if runs_as(name, capability)}
     missing = sorted(able - set(record["systems"]))
     if missing or not able:
         problems.append(f"{path}: no product of {', '.join(missing) or 'any system'}; {again}")

@@ -23,14 +23,12 @@ is, and exits with 1 if one is missing, has errors, or is not of the current cod
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +48,6 @@ from tools.stress import check_stress
 PROOFS = ("verify", "fuzz", "stress", "soak", "checkers")
 # Processes of the stress: more of them make a missing wait more visible, and each plan slower.
 STRESS_PROCESSES = 8
-MPS = "nvidia-cuda-mps-control"
 CHECKS: Mapping[str, Callable[[Path], list[str]]] = {
     "verify": check_record,
     "fuzz": check_fuzz,
@@ -140,37 +137,13 @@ def _bring(folder: Path, source: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-@contextlib.contextmanager
-def _shared_gpu() -> Iterator[dict[str, str]]:
-    """Run NVIDIA's MPS daemon; yields the environment of processes that share the GPU."""
-    program = shutil.which(MPS)
-    if program is None:
-        yield dict(os.environ)
-        return
-    with tempfile.TemporaryDirectory(prefix="sparsetile-mps-") as place:
-        around = {
-            **os.environ, "CUDA_MPS_PIPE_DIRECTORY": place, "CUDA_MPS_LOG_DIRECTORY": place,
-        }  # fmt: skip
-        subprocess.run([program, "-d"], env=around, check=False, timeout=30)
-        try:
-            yield around
-        finally:
-            subprocess.run(
-                [program], input=b"quit\n", env=around, check=False, timeout=60,
-                stdout=subprocess.DEVNULL,
-            )  # fmt: skip
-
-
 def make_proofs(asked: Asked, folder: Path) -> None:
     wanted = commands(asked, folder)
     for name in ("verify", "fuzz", "stress"):
         if name not in wanted:
             continue
         note(f"prove: {name}")
-        with (
-            _shared_gpu() if name == "fuzz" else contextlib.nullcontext(dict(os.environ)) as around
-        ):
-            subprocess.run(wanted[name], cwd=ROOT, env=around, check=False)
+        subprocess.run(wanted[name], cwd=ROOT, check=False)
     beside = {name: wanted[name] for name in ("soak", "checkers") if name in wanted}
     if beside:
         note(f"prove: {' and '.join(beside)}")

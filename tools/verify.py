@@ -1,7 +1,7 @@
 """Run the GPU tests of this checkout, or the checkers, and write the record.
 
-    python -m tools.verify [--out DIR] [--all] [-k EXPR] [--checker TOOLS] [--time-limit SECONDS]
-                           [--json]
+    python -m tools.verify [--out DIR] [--all] [-k EXPR] [--checker TOOLS] [--matrices NAMES]
+                           [--time-limit SECONDS] [--json]
 
 ``sparsetile verify`` is the same command. Only tests whose outcome in the record no longer counts
 are run, unless ``--all`` is given; ``-k`` runs what matches and writes nothing. The record is
@@ -21,6 +21,7 @@ from typing import Any
 from sparsetile.cli.console import note, note_some, print_json, print_table
 from sparsetile.core.checks import one_of
 from sparsetile.core.errors import value_error
+from tools.checked_products import matrix_names
 from tools.checkers import TOOLS, compile_kernels, find_tool, run_checkers, write_checkers
 from tools.record import ROOT, collect, machine_facts, write_record
 
@@ -48,16 +49,20 @@ def _verify(expression: str | None, folder: Path, everything: bool, as_json: boo
     return 1 if counts["failed"] else 0
 
 
-def _check(tools: str, limit: float, folder: Path, as_json: bool) -> int:
+def _check(tools: str, matrices: str, limit: float, folder: Path, as_json: bool) -> int:
     """Run the named checkers; the result of each that finishes is written."""
     names = [one_of("verify", "--checker", name, TOOLS) for name in tools.split(",")]
+    for name in filter(None, matrices.split(",")):
+        one_of("verify", "--matrices", name, matrix_names())
     machine_facts()  # refuses a machine without a GPU before anything is started
     find_tool()
     entries: dict[str, dict[str, Any]] = {}
     record: dict[str, Any] = {"checkers": {}}
     code = 0
-    compile_kernels(ROOT, limit=limit)
-    for name, found in run_checkers(ROOT, list(dict.fromkeys(names)), limit=limit, folder=folder):
+    compile_kernels(ROOT, limit=limit, matrices=matrices)
+    for name, found in run_checkers(
+        ROOT, list(dict.fromkeys(names)), limit=limit, matrices=matrices, folder=folder
+    ):
         if isinstance(found, RuntimeError):
             note(f"sparsetile: error: {found}")
             code = 1
@@ -92,6 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="run also tests whose outcome counts")
     parser.add_argument("-k", dest="expression", help="run the tests that match, write nothing")
     parser.add_argument("--checker", help=f"products under compute-sanitizer: {', '.join(TOOLS)}")
+    parser.add_argument("--matrices", default="", help="of the checkers; all when omitted")
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each checker")
     parser.add_argument("--json", action="store_true", help="print the record")
     asked = parser.parse_args(list(arguments))
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         # Otherwise the checker's child processes would go on and slow the next one down.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            return _check(asked.checker, asked.time_limit, folder, asked.json)
+            return _check(asked.checker, asked.matrices, asked.time_limit, folder, asked.json)
         finally:
             signal.signal(signal.SIGTERM, before)
     except (ValueError, OSError) as error:

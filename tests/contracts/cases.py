@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.sparse as sp
 import torch
+from tools.as_capability import runs_as
 from torch import Tensor
 
 from sparsetile import CSR
@@ -15,7 +16,6 @@ from sparsetile.check import bound
 from sparsetile.check import reference as check_reference
 from sparsetile.check.judge import check_product
 from sparsetile.core.device import capability
-from sparsetile.systems.registry import SYSTEMS
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -33,8 +33,7 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 def runs_on_this_gpu(system: str) -> bool:
     """Whether the GPU, or that of ``SPARSETILE_CAPABILITY``, has what the system needs."""
-    needed, found = SYSTEMS[system].architectures, capability(0)
-    return {"sm_90a": found == (9, 0), "sm_90 and newer": found >= (9, 0)}.get(needed, True)
+    return runs_as(system, capability(0))
 
 
 def rounds_to_tf32(B: Tensor) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,12 +333,82 @@ def test_a_virtual_architecture_is_compiled_to_ptx(cache, tree, monkeypatch):
     monkeypatch.setattr(cuda.core, "Program", Program)
     found = compile_source(tiny(), "compute_80")
     assert found.virtual and found.cubin == b"ptx" and found.resources.registers == 0
-    assert compile_source(tiny(), "compute_80").from_cache
+    assert found.is_ptx and compile_source(tiny(), "compute_80").from_cache
+
+
+@pytest.fixture
+def assembling(monkeypatch) -> list[tuple[str, str]]:
+    """Stands for cuda.core's Program, which needs a driver or nvJitLink; notes what it made."""
+    import cuda.core
+
+    made: list[tuple[str, str]] = []
+
+    class Program:
+        def __init__(self, text, kind, options):
+            self.kind, self.arch = kind, options.arch
+            if kind == "ptx":
+                assert text == ".version 9.0", "without the zero byte at the end of NVRTC's"
+
+        def compile(self, target, logs=None):
+            made.append((self.arch, target))
+            if self.arch == "sm_86":
+                raise RuntimeError("unsupported .version 9.0")
+            code = b"\x7fELF of sm_90" if self.kind == "ptx" else b".version 9.0\0"
+            return SimpleNamespace(code=code)
+
+    monkeypatch.setattr(cuda.core, "Program", Program)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:cuda.bindings.nvjitlink is not available")
+def test_ptx_is_assembled_once_for_all_processes(cache, tree, assembling):
+    """The driver would assemble it in each."""
+    first = compile_source(tiny(), "compute_80", assemble_for="sm_90")
+    assert assembling == [("compute_80", "ptx"), ("sm_90", "cubin")]
+    assert first.virtual and not first.is_ptx and first.cubin == b"\x7fELF of sm_90"
+    again = compile_source(tiny(), "compute_80", assemble_for="sm_90")
+    assert again.from_cache and again.cubin == first.cubin and len(assembling) == 2
+    assert compile_source(tiny(), "compute_80").is_ptx, "it is another entry"
+    compile_source(tiny(), "compute_89", assemble_for="sm_90")
+    compile_source(tiny(), "compute_80", assemble_for="sm_100")
+    assert [each for each in assembling[3:] if each[1] == "cubin"] == [
+        ("sm_90", "cubin"),
+        ("sm_100", "cubin"),
+    ]
+
+
+def test_ptx_newer_than_the_linker_is_left_to_the_driver(cache, tree, assembling, caplog):
+    with caplog.at_level(logging.INFO, "sparsetile"):
+        found = compile_source(tiny(), "compute_80", assemble_for="sm_86")
+    assert found.is_ptx and found.cubin.startswith(b".version 9.0")
+    assert "PTX of tiny not assembled for sm_86: unsupported .version 9.0" in caplog.text
+
+
+def test_a_kernel_that_is_not_assembled_yet_is_not_compiled_for_a_comparison(cache, assembling):
+    spec = KERNELS["sddmm_csr"]
+    source = spec.source(next(spec.configs()))
+    with without_compiling(), pytest.raises(NotCompiled):
+        compile_source(source, "compute_80", assemble_for="sm_90")
+    assert not assembling
 
 
 def test_an_architecture_the_compiler_does_not_know_is_a_compile_error(cache, tree):
     with pytest.raises(CompileError, match=r"must compile for sm_10, got an NVRTC error"):
         compile_source(tiny(), "sm_10")
+
+
+def test_without_cuda_core_the_error_says_what_to_install(tree, monkeypatch):
+    """As on Windows, where torch may have a GPU."""
+    monkeypatch.setitem(sys.modules, "cuda.core.utils", None)
+    with pytest.raises(CompileError) as caught:
+        compile_source(tiny(), ARCH)
+    said = str(caught.value)
+    assert said.startswith(
+        "compile: cuda-core must be installed to run kernels, got import of cuda"
+    )
+    assert said.endswith(
+        "Install cuda-core and nvidia-cuda-nvrtc (on Windows in WSL 2), or use the CPU."
+    )
 
 
 def test_reports_why_the_compiler_is_missing(monkeypatch):

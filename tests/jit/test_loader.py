@@ -200,7 +200,8 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch, torch_cu
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (status,))
     torch_cuda(get_device_capability=(9, 0))
     source = SimpleNamespace(entry="toy")
-    compiled = SimpleNamespace(cubin=b"", resources=None, source=source, virtual=False)
+    facts = {"resources": None, "source": source, "virtual": False, "is_ptx": False}
+    compiled = SimpleNamespace(cubin=b"", **facts)
     with pytest.raises(ValueError) as caught:
         LoadedKernel(compiled, ONE, 300_000, 0)
     text = str(caught.value)
@@ -210,27 +211,31 @@ def test_more_shared_memory_than_the_device_has_is_refused(monkeypatch, torch_cu
     assert text.endswith("Use a configuration with smaller tiles or fewer stages.")
 
 
+@pytest.mark.parametrize("is_ptx", [False, True])
 @pytest.mark.parametrize("dynamic, fits", [(99 * 1024 - 512, True), (99 * 1024 - 511, False)])
 def test_a_chosen_capability_has_its_own_limit_of_shared_memory(
-    monkeypatch, torch_cuda, environment, dynamic, fits
+    monkeypatch, torch_cuda, environment, dynamic, fits, is_ptx
 ):
-    """PTX is loaded, and the driver's limit, that of the real GPU, is not the one."""
+    """Its assembled PTX is loaded, or PTX itself, and the driver's limit, that of the real GPU, is
+    not the one."""
     import cuda.core
     from cuda.bindings import driver
 
     ok, given = driver.CUresult.CUDA_SUCCESS, []
     loaded = SimpleNamespace(get_kernel=lambda entry: SimpleNamespace(handle=0))
-    code = SimpleNamespace(from_ptx=lambda ptx, name: given.append(ptx) or loaded)
+    name = "from_ptx" if is_ptx else "from_cubin"
+    code = SimpleNamespace(**{name: lambda code, name: given.append(code) or loaded})
     monkeypatch.setattr(cuda.core, "ObjectCode", code)
     monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (ok,))
     monkeypatch.setattr(driver, "cuKernelGetAttribute", lambda *_: (ok, 512))
     torch_cuda(get_device_capability=(9, 0))
     environment(SPARSETILE_CAPABILITY="8.9")
     source = SimpleNamespace(entry="toy")
-    compiled = SimpleNamespace(cubin=b"ptx", resources=None, source=source, virtual=True)
+    facts = {"resources": None, "source": source, "virtual": True, "is_ptx": is_ptx}
+    compiled = SimpleNamespace(cubin=b"code", **facts)
     if fits:
         kernel = LoadedKernel(compiled, ONE, dynamic, 0)
-        assert given == [b"ptx"] and not kernel._may_overlap, "sm_89 has no dependent launches"
+        assert given == [b"code"] and not kernel._may_overlap, "sm_89 has no dependent launches"
         return
     with pytest.raises(ValueError) as caught:
         LoadedKernel(compiled, ONE, dynamic, 0)
@@ -260,6 +265,25 @@ def loading(monkeypatch, torch_cuda) -> Callable[[Callable[[], object]], None]:
         monkeypatch.setattr(module, "LoadedKernel", lambda *compiled: made())
 
     return kernels_are
+
+
+@pytest.mark.parametrize(
+    "chosen, asked",
+    [("", ("sm_90a", "")), ("8.0", ("compute_80", "sm_90")), ("9.0", ("compute_90a", "sm_90a"))],
+)
+def test_code_of_a_chosen_capability_is_assembled_for_the_gpu_at_hand(
+    loading, monkeypatch, environment, chosen, asked
+):
+    given = []
+    loading(object)
+    environment(SPARSETILE_CAPABILITY=chosen)
+    monkeypatch.setattr(
+        module,
+        "compile_source",
+        lambda source, arch, assemble_for="": given.append((arch, assemble_for)),
+    )
+    module.load(KernelSource.make(f"as {chosen}.cu", "x", {}, ONE), 0, 0)
+    assert given == [asked]
 
 
 def test_threads_that_ask_at_once_get_one_kernel(loading):

@@ -13,6 +13,7 @@ from tools.checked_products import main
 import sparsetile as st
 from sparsetile.check.reference import attended
 from sparsetile.core.errors import UnsupportedError
+from sparsetile.nn import SparseLinear
 from sparsetile.systems import SYSTEMS
 from tests.contracts.cases import MATRICES, csr_of
 from tools import checked_products as module
@@ -135,6 +136,33 @@ def test_linear_layers_run_in_every_type_and_two_sizes(tmp_path: Path, seen):
             where = f"{module.LAYER}, weighted, {dtype}, {system}, given order"
             sizes = [what for place, what in seen if place == where]
             assert sizes == [f"linear, N={tokens}" for tokens in module.LAYER_TOKENS]
+
+
+def test_layers_of_blocks_run_in_each_side_and_type(tmp_path: Path, seen, monkeypatch):
+    """Their kernels belong to one system, which no plan of a CPU takes."""
+    near = []
+    real = module.Watched.near
+
+    def noted(self, what, *given):
+        near.append((self.where, what))
+        real(self, what, *given)
+
+    monkeypatch.setattr(module.Watched, "near", noted)
+    code, report = run(tmp_path, "--systems", module.BLOCK_SYSTEM, "--matrices", module.LAYER)
+    assert code == 0 and report["failure"] == ""
+    for side in module.BLOCK_SIDES:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            where = f"{module.LAYER}, blocks of {side}, {dtype}, {module.BLOCK_SYSTEM}"
+            for activation, found in (("relu", seen), ("swiglu", near)):
+                sizes = [what for place, what in found if place == f"{where}, {activation}"]
+                assert sizes == [f"layer, N={tokens}" for tokens in module.LAYER_TOKENS]
+
+
+def test_a_wrong_layer_of_blocks_is_noticed(tmp_path: Path, fault):
+    fault(SparseLinear, "forward", lambda real, self, x: real(self, x) + 0.5)
+    words = ("--systems", module.BLOCK_SYSTEM, "--matrices", module.LAYER, "--types", "bfloat16")
+    code, report = run(tmp_path, *words)
+    assert code == 1 and "blocks of 16, torch.bfloat16, bcsr, relu, layer, N=7" in report["failure"]
 
 
 def test_a_wrong_layer_is_noticed(tmp_path: Path, fault):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.checked_products import LAYER, type_names
+from tools.checked_products import BLOCK_SYSTEM, LAYER, type_names
 from tools.checkers import (
     SCHEMA,
     TOOLS,
@@ -35,6 +35,8 @@ from tests.tools.sanitizer import CLEAN_RACES, FACTS, VERSION, how, install, ran
 from tools import checkers as module
 
 RECORDS = sorted((ROOT / "results").glob(f"*/{module.RECORD_NAME}"))
+# Of GPUs that were treated as older ones.
+AS_RECORDS = sorted((ROOT / "results").glob(f"*/as-*/{module.RECORD_NAME}"))
 
 
 @pytest.fixture
@@ -166,6 +168,8 @@ def test_products_run_without_a_tool_to_compile_their_kernels(monkeypatch, tmp_p
     commands.clear()
     module.compile_kernels(tmp_path, limit=0.0)
     assert commands == [], "no time is left"
+    module.compile_kernels(tmp_path, limit=60.0, matrices=ONE)
+    assert {words[words.index("--matrices") + 1] for words in commands} == {ONE}
 
 
 def test_racecheck_watches_the_kernels_with_shared_memory_alone(tool, tmp_path: Path):
@@ -231,6 +235,15 @@ def test_every_kernel_of_ours_is_launched_by_a_system_that_is_checked():
     assert set(checker("memcheck").kernels) == set(KERNELS)
     for name in TOOLS:
         assert all(SYSTEMS[system].kernels for system in checker(name).systems)
+
+
+def test_as_an_older_gpu_only_its_kernels_are_watched(torch_cuda, environment):
+    torch_cuda(get_device_capability=(9, 0))
+    environment(SPARSETILE_CAPABILITY="8.0")
+    found = checker("memcheck")
+    assert {"acc", "csr", BLOCK_SYSTEM} <= set(found.systems), "layers of blocks run there"
+    assert not {"voltrix", "wcsr"} & set(found.systems)
+    assert "linear_blocks" in found.kernels and "spmm_bcsr" not in found.kernels
 
 
 def test_a_system_joins_by_being_registered():
@@ -412,7 +425,7 @@ def test_a_clean_record_of_today_has_no_problem(tmp_path: Path):
     assert check_checkers(path) == []
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", [*RECORDS, *AS_RECORDS], ids=lambda path: path.parent.name)
 def test_every_committed_record_is_whole_and_without_errors(path: Path):
     """There may be none: README says so then."""
     assert check_checkers(path) == []

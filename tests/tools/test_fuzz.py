@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import time
 from typing import Any
 
 import pytest
 import torch
+from tools.as_capability import runs_as
 from tools.digest import code_digest
 from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case
 from tools.fuzz_cases import CONTAINERS, Case, draw
@@ -22,9 +25,12 @@ from sparsetile.systems import SYSTEMS
 from sparsetile.systems.cpu.runner import CPURunner
 from sparsetile.systems.dense.runner import DenseRunner
 from tests.today import digests_of_today
+from tools import fuzz as fuzz_module
 from tools import fuzz_pool
 
 RECORDS = sorted((ROOT / "results").glob(f"*/{RECORD_NAME}"))
+# Of GPUs that were treated as older ones.
+AS_RECORDS = sorted((ROOT / "results").glob(f"*/as-*/{RECORD_NAME}"))
 # Enough for every system; `tools.fuzz` runs for minutes before a release.
 CASES = 24
 
@@ -220,6 +226,37 @@ def test_a_case_that_hangs_or_kills_its_process_does_not_lose_the_others(constan
     assert said[2:] == ["fuzz: seed 7: its process does not start"], "after three of no case"
 
 
+def test_a_run_ends_after_the_cases_it_was_asked_for(tmp_path):
+    asked = ["--kind", "products", "--seconds", "900", "--processes", "2", "--cases", "3"]
+    assert main([*asked, "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "cpu" / "fuzz.json").read_text())
+    assert record["cases"] >= 3 and record["failures"] == [] and record["mps"] is False
+    assert record["seconds"] < 600
+
+
+def test_processes_on_a_gpu_share_it(monkeypatch, tmp_path):
+    """Each waits for its products: in turns they would mostly wait for each other."""
+    given = []
+    empty = fuzz_pool.Tally(print).found()
+
+    def run(work, seed, seconds, processes, say, environment, cases):
+        given.append((environment, cases))
+        return empty
+
+    monkeypatch.setattr(fuzz_module, "run_in_processes", run)
+    monkeypatch.setattr(fuzz_module, "shared_gpu", lambda: contextlib.nullcontext({"MPS": "on"}))
+    monkeypatch.setattr(fuzz_module, "is_shared", lambda around: around == {"MPS": "on"})
+    facts = {"gpu": {"slug": "h200"}}
+    monkeypatch.setattr(fuzz_pool, "device_facts", lambda device: facts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for processes, shared in ((3, True), (1, False)):
+        asked = ["--device", "cuda", "--processes", str(processes), "--out", str(tmp_path)]
+        assert main(asked) == 0
+        record = json.loads((tmp_path / "h200" / "fuzz.json").read_text())
+        assert record["mps"] is shared
+    assert given == [({"MPS": "on"}, math.inf), ({}, math.inf)]
+
+
 def test_each_process_compiles_another_row_order_first(monkeypatch):
     asked: list[str] = []
     told: list[str] = []
@@ -261,7 +298,22 @@ def test_a_record_that_proves_too_little_is_told_so(tmp_path, changes, text):
     assert text in found
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_as_an_older_gpu_fewer_cases_and_its_own_systems_suffice(tmp_path):
+    path = tmp_path / "fuzz.json"
+    systems = {name: 9 for name in a_record()["systems"] if runs_as(name, (8, 0))}
+    older = {"gpu": {"slug": "h200/as-sm80"}, "systems": systems}
+    path.write_text(json.dumps(a_record(**older, kinds={"products": 3_600, "layers": 1_400})))
+    assert check_fuzz(path) == []
+    path.write_text(json.dumps(a_record(**older, kinds={"products": 3_400, "layers": 1_599})))
+    few, fewer = check_fuzz(path)
+    assert "4999 cases, fewer than 5000" in few and "3400 cases of products, fewer" in fewer
+    older["systems"] = dict(list(systems.items())[1:])
+    path.write_text(json.dumps(a_record(**older)))
+    (found,) = check_fuzz(path)
+    assert f"no product of {next(iter(systems))};" in found
+
+
+@pytest.mark.parametrize("path", [*RECORDS, *AS_RECORDS], ids=lambda path: path.parent.name)
 def test_every_committed_record_is_whole_and_without_failures(path):
     """There may be none: README says so then."""
     assert check_fuzz(path) == []

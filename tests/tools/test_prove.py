@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import sys
 from pathlib import Path
@@ -87,23 +86,17 @@ def test_the_exit_code_says_whether_all_is_fresh(tmp_path: Path, monkeypatch, ca
     assert "soak is not fresh" in capsys.readouterr().err
 
 
-def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkeypatch, environment):
+def test_proofs_run_in_order_and_soak_beside_the_checkers(tmp_path: Path, monkeypatch):
     log = tmp_path / "log"
     program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho $1 $CUDA_MPS_PIPE_DIRECTORY >> {log}\n")
+    program.write_text(f"#!/bin/sh\necho $1 >> {log}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    daemon = tmp_path / prove.MPS
-    daemon.write_text(f"#!/bin/sh\necho daemon ${{1:-$(cat)}} >> {log}\n")
-    daemon.chmod(daemon.stat().st_mode | stat.S_IXUSR)
-    environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", CUDA_MPS_PIPE_DIRECTORY=None)
     wanted = {name: [str(program), name] for name in PROOFS}
     monkeypatch.setattr(prove, "commands", lambda asked, folder: wanted)
     prove.make_proofs(Asked(tmp_path), tmp_path)
     lines = log.read_text().splitlines()
-    assert lines[0] == "verify" and lines[1] == "daemon -d" and lines[3] == "daemon quit"
-    assert lines[2].startswith("fuzz /"), "the fuzzer's processes share the GPU"
-    assert lines[4] == "stress", "its processes do not share the GPU: it switches between them"
-    assert sorted(lines[5:]) == ["checkers", "soak"]
+    assert lines[:3] == ["verify", "fuzz", "stress"]
+    assert sorted(lines[3:]) == ["checkers", "soak"]
 
 
 @pytest.mark.usefixtures("checkout")

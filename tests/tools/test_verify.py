@@ -105,7 +105,8 @@ def test_without_a_gpu_it_refuses(tool: Tool):
 def checked(monkeypatch, facts, checkout, tmp_path: Path, environment):
     """A checkout on a machine with a GPU, and compute-sanitizer behaving as told.
 
-    ``compiled`` has the limits that kernels were compiled within, and whether there was a record.
+    ``compiled`` has the limits that kernels were compiled within, whether there was a record, and
+    the matrices.
     """
 
     def any_record() -> bool:
@@ -120,7 +121,7 @@ def checked(monkeypatch, facts, checkout, tmp_path: Path, environment):
     monkeypatch.setattr(
         module,
         "compile_kernels",
-        lambda root, limit: prepare.compiled.append((limit, any_record())),
+        lambda root, limit, matrices: prepare.compiled.append((limit, any_record(), matrices)),
     )
     return prepare
 
@@ -152,7 +153,17 @@ def test_what_a_checker_found_is_recorded_shown_and_exit_code_1(
 def test_compiles_kernels_once_before_the_first_tool(tool: Tool, checked):
     path = checked()
     tool("--checker", "memcheck,synccheck", "--time-limit", "30", "--out", str(path.parents[1]))
-    assert checked.compiled == [(30.0, False)] and path.exists()
+    assert checked.compiled == [(30.0, False, "")] and path.exists()
+
+
+def test_some_matrices_are_enough_for_a_checker(tool: Tool, checked, tmp_path: Path):
+    checked()
+    assert tool("--checker", "memcheck", "--matrices", "wide,linear layer").code == 0
+    assert [each[2] for each in checked.compiled] == ["wide,linear layer"]
+    calls = [json.loads(path.read_text()) for path in (tmp_path / "bin").glob("called-*.json")]
+    assert {child[child.index("--matrices") + 1] for _, child, _ in calls} == {"wide,linear layer"}
+    outcome = tool("--checker", "memcheck", "--matrices", "wide,nothing")
+    assert outcome.code == 2 and "verify: --matrices must be" in outcome.err
 
 
 def test_one_tool_s_failure_costs_its_own_entry_alone(tool: Tool, checked):

@@ -79,7 +79,8 @@ class Resources:
 class Compiled:
     """A cubin with its resource report; ``seconds`` is 0.0 if it came from the cache.
 
-    For a virtual architecture, such as ``compute_80``, ``cubin`` is PTX and the report is empty.
+    For a virtual architecture, such as ``compute_80``, the report is empty, and ``cubin`` is PTX if
+    it was not assembled for a real one.
     """
 
     source: KernelSource
@@ -92,6 +93,10 @@ class Compiled:
     @property
     def virtual(self) -> bool:
         return self.arch.startswith("compute_")
+
+    @property
+    def is_ptx(self) -> bool:
+        return not self.cubin.startswith(b"\x7fELF")
 
 
 def compiler_available() -> str | None:
@@ -167,16 +172,42 @@ def _read_cached(
         return None
 
 
-def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -> Compiled:
+def _assembled(ptx: bytes, entry: str, arch: str) -> bytes:
+    """Return the cubin of PTX, or the PTX if this linker is older than the NVRTC that made it."""
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(name=entry, arch=arch)
+    try:
+        program = Program(ptx.decode().rstrip("\0"), "ptx", options=options)
+        return bytes(program.compile("cubin").code)
+    except Exception as error:  # the driver assembles it then, in each process
+        log.info("PTX of %s not assembled for %s: %s", entry, arch, error)
+        return ptx
+
+
+def compile_source(
+    source: KernelSource, arch: str, *, use_cache: bool = True, assemble_for: str = ""
+) -> Compiled:
     """Compile one kernel to a cubin for ``arch`` (for example ``sm_90a``), or to PTX for a virtual
     one (``compute_80``).
+
+    With ``assemble_for`` (``sm_90``) the PTX of a virtual one is assembled to a cubin, which is
+    cached. The driver takes PTX too, but assembles it again in every process that loads it, which
+    takes about as long as NVRTC.
 
     CompileError carries NVRTC's log and the source's path. Inside ``without_compiling``,
     NotCompiled says that it is not in the cache.
     """
-    with _IMPORT_LOCK:
-        from cuda.core import Program, ProgramOptions
-        from cuda.core.utils import make_program_cache_key
+    try:
+        with _IMPORT_LOCK:
+            from cuda.core import Program, ProgramOptions
+            from cuda.core.utils import make_program_cache_key
+    except ImportError as error:
+        raise CompileError(
+            f"compile: cuda-core must be installed to run kernels, got {error}. Install cuda-core "
+            "and nvidia-cuda-nvrtc (on Windows in WSL 2), or use the CPU.",
+            source_path=str(source.path),
+        ) from error
 
     if not re.fullmatch(r"(sm|compute)_\d{2,3}[af]?", arch):
         raise value_error(
@@ -200,6 +231,13 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
         target_type=target,
         extra_digest=bytes.fromhex(device_tree_digest()),
     )
+    if assemble_for:  # this key also has the linker's version
+        key = make_program_cache_key(
+            code=key.hex(),
+            code_type="ptx",
+            options=ProgramOptions(name=source.entry, arch=assemble_for),
+            target_type="cubin",
+        )
     report_key = hashlib.sha256(key + b"report").digest()
     cache = _cache_if_usable() if use_cache else None
     try:
@@ -223,6 +261,8 @@ def compile_source(source: KernelSource, arch: str, *, use_cache: bool = True) -
                 log=compiler_log,
                 source_path=str(source.path),
             ) from error
+        if assemble_for:
+            cubin = _assembled(cubin, source.entry, assemble_for)
         resources = _parse_resources(ptxas_log.getvalue())
         if cache is not None:
             try:

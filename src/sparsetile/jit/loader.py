@@ -41,13 +41,19 @@ _ARCH_SPECIFIC = {(9, 0), (10, 0), (10, 3)}
 def device_arch(device: torch.device | int) -> str:
     """Return the compile target of a CUDA device, such as ``sm_90a``.
 
-    With ``SPARSETILE_CAPABILITY`` it is a virtual one, such as ``compute_80``, whose PTX the driver
-    compiles for the GPU at hand.
+    With ``SPARSETILE_CAPABILITY`` it is a virtual one, such as ``compute_80``, whose PTX is
+    assembled for the GPU at hand.
     """
     major, minor = capability(device)
     suffix = "a" if (major, minor) in _ARCH_SPECIFIC else ""
     kind = "sm" if settings.chosen_gpu() is None else "compute"
     return f"{kind}_{major}{minor}{suffix}"
+
+
+def _real_arch(device: int, virtual: str) -> str:
+    """Return the target that PTX of a virtual architecture is assembled for."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if virtual.endswith('a') else ''}"
 
 
 def _launch_config(programmatic: bool) -> Any:
@@ -95,7 +101,7 @@ class LoadedKernel:
         self.resources: Resources = compiled.resources
         self.dynamic_shared = dynamic_shared
         self.device = device
-        make = ObjectCode.from_ptx if compiled.virtual else ObjectCode.from_cubin
+        make = ObjectCode.from_ptx if compiled.is_ptx else ObjectCode.from_cubin
         self._module = make(compiled.cubin, name=compiled.source.entry)
         self._kernel = self._module.get_kernel(compiled.source.entry)
         # Passed as a CUfunction: cuda.bindings would convert a CUkernel at each launch, which takes
@@ -298,7 +304,11 @@ def _load(source: KernelSource, dynamic_shared: int, device: int) -> LoadedKerne
         )
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes torch's primary context current
-        compiled = compile_source(source, device_arch(device))
+        arch = device_arch(device)
+        if arch.startswith("compute_"):
+            compiled = compile_source(source, arch, assemble_for=_real_arch(device, arch))
+        else:
+            compiled = compile_source(source, arch)
         return LoadedKernel(compiled, source.params, dynamic_shared, device)
 
 
