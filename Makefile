@@ -14,7 +14,7 @@ CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
   tests/systems tests/plan/test_plan.py tests/plan/test_planner.py
 
-.PHONY: demo test check test-versions lint docs setup compile-all verify mutate clean
+.PHONY: demo test cases check test-versions lint style types docs setup compile-all verify mutate clean
 
 setup: $(STAMP)
 
@@ -31,7 +31,10 @@ demo: $(STAMP)
 	$(BIN)/sparsetile run 'gen:power_law?rows=20000&nnz=400000&seed=1' -n 128 --weighted
 
 # Everything that a machine without a GPU can check, in about 16 minutes on two cores (the first time).
-test: $(STAMP) lint
+test: $(STAMP) style
+	$(MAKE) --no-print-directory --jobs=2 types cases
+
+cases: $(STAMP)
 	$(PYTEST)
 
 # The inner loop: lint and about a minute of tests.
@@ -42,11 +45,16 @@ check: $(STAMP) lint
 test-versions: $(STAMP)
 	$(BIN)/python -m tools.versions
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CUDA) tests/emulator/*.h
+
+# One process for more than a minute if there is no cache: `make test` runs it beside the tests.
+types: $(STAMP)
+	$(BIN)/mypy
 
 # The documentation site, in build/docs. Warnings are errors: a link or an anchor that leads nowhere, a
 # page that no other one lists, a docstring that cannot be rendered. Then Chromium, if there is one,

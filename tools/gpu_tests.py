@@ -29,7 +29,6 @@ class GpuTests:
         self.on_cpu = {each.name for each in folder.iterdir() if each.is_dir()} - {*self._files}
         self._sources = Sources(package, root / "tests")
         self._of_file = cache(self._parts_of_file)
-        self._functions = cache(self._functions_of_file)
 
     def parts(self, test: str) -> frozenset[str]:
         """Return the systems that a test belongs to; none for ``shared`` alone."""
@@ -38,18 +37,6 @@ class GpuTests:
     def needs_gpu(self, test: str) -> bool:
         """Whether a GPU has to run a test: not if it names a system of the CPU alone."""
         return not self._named(test) & self.on_cpu
-
-    def is_gone(self, test: str) -> bool:
-        """Whether the checkout no longer has the function of a test."""
-        file, _, name = test.partition("[")[0].partition("::")
-        return bool(name) and name.rpartition("::")[2] not in self._functions(file)
-
-    def _functions_of_file(self, file: str) -> frozenset[str]:
-        path = self._root / file
-        if not path.is_file():
-            return frozenset()
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        return frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef))
 
     def _named(self, test: str) -> frozenset[str]:
         path, _, name = test.partition("::")

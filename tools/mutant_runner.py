@@ -10,6 +10,8 @@ list of objects with the fields of :class:`Job`, and reads the result of each jo
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -25,8 +27,9 @@ from typing import Any
 
 import pytest
 
-# Imported before the first fork. Each is slow to import and does not initialise CUDA.
-PRELOAD = ("torch", "numpy", "scipy.sparse", "sparsetile")
+# Imported before the first fork if they are installed. Each is slow to import and does not
+# initialise CUDA. pytest imports hypothesis when it ends.
+PRELOAD = ("torch", "numpy", "scipy.sparse", "hypothesis", "sparsetile")
 POLL_SECONDS = 0.05
 # Jobs that run when the time of all is over have this long to end.
 LAST_SECONDS = 20.0
@@ -51,7 +54,7 @@ class Job(AnyJob):
     tree: str  # replaces the package's device tree; empty for its own
     systems: list[str]  # of tests with a parameter ``system`` only these run; all if empty
     leave_out: str  # regular expression of ids of tests that do not run
-    first: str  # test to run before all others, if it is among them
+    first: str  # test to run before all others; empty if none is known
 
 
 Run = Callable[[Any], dict[str, Any]]  # takes a job, returns what its result says
@@ -105,8 +108,7 @@ class _Plugin(Progress):
         return not self.job.systems or name is None or name in self.job.systems
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        wanted = [item for item in items if self._wanted(item)]
-        items[:] = sorted(wanted, key=lambda item: item.nodeid != self.job.first)
+        items[:] = [item for item in items if self._wanted(item)]
 
 
 def _redirect(tree: Path) -> None:
@@ -130,8 +132,12 @@ def _run(job: Job) -> dict[str, Any]:
         _redirect(Path(job.tree))
     plugin = _Plugin(job)
     # The cache provider would have all jobs write to one folder of the checkout.
-    arguments = [*job.tests, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    code = int(pytest.main(arguments, plugins=[plugin]))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    if job.first:  # alone: one file is collected and not all of the suite
+        code = int(pytest.main([job.first, *options], plugins=[plugin]))
+        if code == pytest.ExitCode.TESTS_FAILED:
+            return {"exit": code, "passed": plugin.passed, **plugin.failure}
+    code = int(pytest.main([*job.tests, *options], plugins=[plugin]))
     return {"exit": code, "passed": plugin.passed, **plugin.failure}
 
 
@@ -239,7 +245,10 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(list(arguments))
     jobs = [Job(**fields) for fields in json.loads(asked.jobs.read_text())]
     for name in PRELOAD:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # pytest collects garbage twice: half a second each for all modules
     run_jobs(jobs, asked.parallel, _run, asked.until)
     return 0
 

@@ -337,9 +337,7 @@ def check_record(path: str | os.PathLike[str], there: Iterable[str] = ()) -> lis
         problems.append(f"{path}: no test ran; {_AGAIN}")
     if changed := changed_parts(record):
         problems.append(f"{path}: code changed since it was run ({', '.join(changed)}); {_AGAIN}")
-    # A test that was removed since then says nothing of today's code.
-    failed = [name for name, (word, _) in known.items() if word == "failed"]
-    problems += [f"{path}: {name} failed" for name in failed if not tests.is_gone(name)]
+    problems += [f"{path}: {name} failed" for name, (word, _) in known.items() if word == "failed"]
     absent = [
         name
         for name in there

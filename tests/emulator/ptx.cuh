@@ -17,14 +17,14 @@ inline float f16_to_f32(u16 bits) {
   const u32 sign = static_cast<u32>(bits & 0x8000) << 16, rest = bits & 0x7fff;
   if (rest >= 0x7c00) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ff) << 13);
   if (rest >= 0x400) return __uint_as_float(sign | (rest << 13) + (112u << 23));
-  return __uint_as_float(sign | __float_as_uint(std::ldexp(static_cast<float>(rest), -24)));
+  return __uint_as_float(sign | __float_as_uint(__builtin_ldexpf(static_cast<float>(rest), -24)));
 }
 inline u16 f32_to_f16(float value) {
   const u32 bits = __float_as_uint(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffffu;
   if (rest > 0x7f800000u) return sign | 0x7e00;
   if (rest >= 0x477ff000u) return sign | 0x7c00;  // 65520 and more
   if (rest >= 0x38800000u) return sign | (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
-  return sign | static_cast<u32>(std::nearbyint(std::ldexp(__uint_as_float(rest), 24)));
+  return sign | static_cast<u32>(__builtin_nearbyintf(__builtin_ldexpf(__uint_as_float(rest), 24)));
 }
 inline float bf16_to_f32(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
 inline u16 f32_to_bf16(float value) {
@@ -41,15 +41,17 @@ inline u32 lanes_below() { return (1u << this_lane()) - 1; }
 
 template <typename T>
 T infinity() {
-  return static_cast<T>(INFINITY);
+  return static_cast<T>(__builtin_huge_valf());
 }
 template <typename T>
 T max_nan(T a, T b) {
   return b > a || b != b ? b : a;
 }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }
 template <int kCount, typename T>
 void fma_if(bool here, T weight, const T (&x)[kCount], T (&sum)[kCount]) {
-  for (int v = 0; here && v < kCount; ++v) sum[v] = std::fma(weight, x[v], sum[v]);
+  for (int v = 0; here && v < kCount; ++v) sum[v] = fused(weight, x[v], sum[v]);
 }
 template <int kCount, typename T>
 void add_if(bool here, const T (&x)[kCount], T (&sum)[kCount]) {

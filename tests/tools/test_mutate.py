@@ -92,19 +92,26 @@ def fake(monkeypatch, facts, tmp_path: Path, constants) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
+def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, tmp_path: Path, capsys):
     started: list[tuple[int, int]] = []
+    passed: dict[str, int] = {}
     real = module.start_jobs
 
     def start(jobs: Any, folder: Path, parallel: int, until: float) -> Any:
         started.append((len(jobs), parallel))
         if len(started) == 1:
-            return real(jobs, folder, parallel, until)
+            results = real(jobs, folder, parallel, until)
+            for job, result in zip(jobs, results, strict=True):
+                passed[job.name.partition("#define ")[2]] = result.get("passed")
+            return results
         return [{"exit": 1, "passed": 1, "test": "a", "error": "AssertionError", "seconds": 1.0}]
 
     monkeypatch.setattr(module, "start_jobs", start)
     words = ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY", "NOTHING")
-    record = collect([mutant(word) for word in words], parallel=3)
+    known, first = tmp_path / "known.json", f"{tmp_path / 'test_fake.py'}::test_device_code"
+    facts = [module._facts(mutant(word)) for word in ("FAIL", "NOTHING")]
+    known.write_text(json.dumps({"mutations": [{**each, "test": first} for each in facts]}))
+    record = collect([mutant(word) for word in words], parallel=3, rest=known)
     entries = {entry["breaks"]: entry for entry in record["mutations"]}
     assert {name: entry["outcome"] for name, entry in entries.items()} == {
         "fail": "failed",
@@ -115,6 +122,8 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, capsys):
         "nothing": "survived",
     }
     assert started == [(7, 3), (1, 1)], "what the machine ran out of is tried again alone"
+    assert (passed["FAIL"], passed["COMPILE"]) == (0, 1), "the test that noticed it runs alone"
+    assert passed["NOTHING"] == 3, "if it passes, the whole suite runs too"
     for name in ("fail", "hang", "crash"):
         assert entries[name]["test"].endswith("::test_device_code")
     assert entries["fail"]["error"] == "AssertionError" and entries["hang"]["seconds"] >= 8

@@ -266,7 +266,9 @@ def test_only_tests_of_parts_that_changed_are_run_again(tests_end, tmp_path, cha
 
 
 def test_new_and_failed_tests_are_run_and_removed_ones_drop_out(tests_end, tmp_path: Path):
-    held = a_record({ACC: "failed", WCSR: "passed", "tests/a.py::gone": "passed"})
+    removed = {"tests/a.py::gone": "passed", "tests/a.py::gone too": "failed"}
+    held = a_record({ACC: "failed", WCSR: "passed", **removed})
+    assert [text.endswith(" failed") for text in problems(tmp_path, held)] == [True, True]
     record, ran = made(tests_end, tmp_path, ALL, held)
     assert ran == [ACC, NONE] and record["counts"] == counts(ALL)
     assert "gone" not in json.dumps(record)
@@ -371,16 +373,6 @@ def test_every_failed_test_is_named(tmp_path: Path):
 def test_a_command_names_no_folder_of_the_machine(tmp_path: Path):
     command = command_of("study", ["--out", str(tmp_path / "a.jsonl"), "--data", "data/core"])
     assert command == "python -m tools.study --out a.jsonl --data data/core"
-
-
-def test_a_failure_counts_until_its_test_is_removed(tmp_path: Path):
-    """Its name must have left the checkout: other parameters do not remove it."""
-    here = "tests/tools/test_record.py::test_a_failure_counts_until_its_test_is_removed[any]"
-    gone = [here.replace("until", "unless"), "tests/tools/no_such_file.py::test_it"]
-    (found,) = problems(
-        tmp_path, a_record(dict.fromkeys([here, *gone], "failed") | {"a": "passed"})
-    )
-    assert found.endswith(f"{here} failed")
 
 
 @pytest.mark.parametrize("outcomes", [{}, {"a": "skipped"}])
