@@ -422,8 +422,8 @@ def _sum_column(weighted: bool) -> Any:
                 weighted, _TWO_SUMS, _LENGTHS, _SORTED,
             )  # fmt: skip
             for q in range(get(_COUNT, counts, _LENGTHS)):
-                i = block + np.int64(get(_BYTE, lists, _LENGTHS * _SORTED + q))
-                column(i, i + 1, j, work)
+                long_row = block + np.int64(get(_BYTE, lists, _LENGTHS * _SORTED + q))
+                column(long_row, long_row + 1, j, work)
 
     @inner
     def either(row: int, stop: int, j: int, work: Sum) -> None:
