@@ -46,8 +46,13 @@ class Age:
             return "missing"
         if not self.changed:
             return f"{self.date}, of today's code"
-        commits = "" if self.commits is None else f"{self.commits} commits and "
-        return f"{self.date}, {commits}{self.days} days old; changed: {', '.join(self.changed)}"
+        commits = "" if self.commits is None else f"{_count(self.commits, 'commit')} and "
+        age = f"{commits}{_count(self.days, 'day')} old"
+        return f"{self.date}, {age}; changed: {', '.join(self.changed)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _commits_since(root: Path, moment: datetime) -> int | None:

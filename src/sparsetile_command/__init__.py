@@ -28,6 +28,15 @@ def main() -> int:
                 return _printed(version)
             if text := quick_help(sys.argv[1:]) or quick_systems(sys.argv[1:]):
                 return _printed(text)
+            if sys.argv[1:3] == ["data", "list"]:
+                from sparsetile_command.matrices import list_quickly  # numpy takes 0.1 s
+
+                try:
+                    if list_quickly(sys.argv[1:]):
+                        return 0
+                except OSError as error:  # a full disk, a folder that cannot be read
+                    print(f"sparsetile: error: {error}", file=sys.stderr)
+                    return 2
             from sparsetile.cli import main as command
 
             return command()

@@ -1,10 +1,11 @@
-"""Help and the systems without torch: stored texts, which are those of the command line.
+"""Help and lists without torch: their texts are those of the command line.
 
 ``python -m tests.cli.test_quick_help`` writes them again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import sparsetile
 import sparsetile_command
 from sparsetile.cli.app import app
 from sparsetile_command import HELP_WIDTH, quick_help
+from sparsetile_command.matrices import list_quickly
 from sparsetile_command.systems import quick_systems
 
 STORED = Path(sparsetile_command.__file__).with_name("help.txt")
@@ -66,20 +68,65 @@ def test_stored_systems_are_those_of_the_package(words, cli):
     assert not quick_systems(["systems", "x"]) and not quick_systems(["run"])
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "HB").mkdir()
+    (tmp_path / "HB" / "a.mtx").write_text(
+        "%%MatrixMarket matrix coordinate real general\n3 4 1\n1 1 2.5\n"
+    )
+    (tmp_path / "b.npz").write_text("not an archive")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [["--data", "DIR"], ["--json", "--data", "DIR"], ["--data=DIR"], []], ids=" ".join
+)
+def test_listing_without_the_package_prints_the_same(words, folder, cli, capsys, monkeypatch):
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(folder))
+    words = ["data", "list", *(word.replace("DIR", str(folder)) for word in words)]
+    monkeypatch.setattr(sys, "argv", ["sparsetile", *words])
+    assert sparsetile_command.main() == 0
+    listed = capsys.readouterr()
+    assert "HB/a" in listed.out and "File is not a zip file" in listed.out
+    outcome = cli(*words)
+    assert (outcome.code, outcome.out, outcome.err) == (0, listed.out, listed.err)
+
+
+@pytest.mark.parametrize("words", ["--data no-such", "--data", "--more", "a", "--data x --help"])
+def test_listing_leaves_wrong_words_to_the_command_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not list_quickly(["data", "list", *words.split()])
+    assert not list_quickly(["data", "fetch"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_listing_on_a_full_disk_says_so(folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["sparsetile", "data", "list", "--data", str(folder)])
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert sparsetile_command.main() == 2
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert "sparsetile: error: [Errno 28]" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "start"),
     [
         ("run -h", "Usage: sparsetile run [OPTIONS] "),
         ("systems", "system "),
         ("systems --json", "["),
+        ("data list --json", "["),
     ],
 )
-def test_help_and_systems_import_neither_torch_nor_the_package(words, start):
+def test_help_and_lists_import_neither_torch_nor_the_package(words, start, folder):
     code = (
         f"import sys; sys.argv = ['sparsetile', *{words.split()}]; import sparsetile_command as c; "
         "assert c.main() == 0; assert not {'torch', 'sparsetile', 'typer'} & set(sys.modules)"
     )
     env = os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env |= {"SPARSETILE_DATA_DIR": str(folder)}
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith(start)

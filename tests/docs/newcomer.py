@@ -4,11 +4,13 @@
 
 prints the seconds of each step. What the package depends on is lent by this environment, so that
 nothing is downloaded: the time to download torch is not in it. The package itself is not lent: it
-is installed by the tutorial's own command, from a copy of the source tree. Caches are empty.
+is installed by the tutorial's own command, from a copy of the source tree. Caches are empty. With
+``--download`` nothing is lent: pip gets torch and the others from the index that it is set to.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -82,11 +84,16 @@ def _copy_tree(folder: Path) -> None:
     shutil.copytree(ROOT / "src", folder / "src", ignore=ignore)
 
 
-def _commands() -> list[str]:
-    """Return the commands of the page, in order."""
-    lines = [line for block in blocks(PAGE, "console") for line in block.text.splitlines()]
-    assert all(line.startswith("$ ") for line in lines)
-    return [line.removeprefix("$ ") for line in lines]
+def _commands() -> tuple[list[str], list[str]]:
+    """Return the commands of the page: those before its Python blocks, and those after them."""
+    code = [block.line for block in blocks(PAGE, "python")]
+    before, after = list[str](), list[str]()
+    for block in blocks(PAGE, "console"):
+        lines = block.text.splitlines()
+        assert all(line.startswith("$ ") for line in lines)
+        assert not code[0] < block.line < code[-1], "commands amid the Python blocks"
+        (before if block.line < code[0] else after).extend(line[2:] for line in lines)
+    return before, after
 
 
 def _heading(block: Block) -> str:
@@ -95,8 +102,10 @@ def _heading(block: Block) -> str:
     return next(line[3:] for line in reversed(above) if line.startswith("## "))
 
 
-def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]:
-    """Run the page's commands, then its Python blocks, in a shell.
+def follow(
+    home: Path, *, empty_caches: bool = False, download: bool = False
+) -> tuple[list[Step], Path]:
+    """Run the page's commands and Python blocks in its order, in a shell.
 
     Parameters
     ----------
@@ -105,6 +114,8 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     empty_caches : bool
         Whether compiled code is kept in that folder too, as on a machine that never ran it, and
         pip is the fresh environment's own. Otherwise it is lent, too.
+    download : bool
+        Whether pip gets what the package depends on from its index. Otherwise it is lent.
 
     Returns
     -------
@@ -114,7 +125,8 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     _copy_tree(home / "sparsetile")
     mark = f"__import__('builtins').print({MARK!r}, __import__('time').time(), flush=True)\n"
     code = blocks(PAGE, "python")
-    body = "".join(block.text + mark for block in code) + "print(st.__file__)\n"
+    body = "".join(block.text + mark for block in code)
+    body += "__import__('pathlib').Path('installed').write_text(st.__file__)\n"
     (home / "tutorial.py").write_text(body, encoding="utf-8")
     (home / "lend.py").write_text(LEND, encoding="utf-8")
     (home / "lend_compiled.py").write_text(LEND_COMPILED, encoding="utf-8")
@@ -125,27 +137,30 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
     else:
         python.write_text(WITHOUT_PIP.format(python=sys.executable))
         python.chmod(0o755)
-    make, activate, install, *others = _commands()
-    lend = f"python lend.py '{site.getsitepackages()[0]}'"
+    (make, activate, install, *others), after = _commands()
+    lend = ":" if download else f"python lend.py '{site.getsitepackages()[0]}'"
     compiled = ":" if empty_caches else f"python lend_compiled.py '{ROOT / 'src' / 'sparsetile'}'"
     shown = [make, activate, "", install, "", *others]
     ran = [make, activate, lend, install, compiled, *others]
     now = f"echo '{MARK}' $(date +%s.%N)"
-    shell = "\n".join(["set -e", now, *(f"{line}\n{now}" for line in ran)])
+    offline = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # as pip reads it: no isolation, setuptools is lent
+    }
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # as pip reads it: no isolation, setuptools is lent
+        **({} if download else offline),
         **({"XDG_CACHE_HOME": str(home / "cache")} if empty_caches else {}),
     }
+    before, later = ("".join(f"{line}\n{now}\n" for line in lines) for lines in (ran, after))
+    shell = f"set -e\n{now}\n{before}python -W ignore tutorial.py\n{later}"
     done = subprocess.run(
-        ["bash", "-c", f"{shell}\npython -W ignore tutorial.py"],
-        cwd=home, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        ["bash", "-c", shell], cwd=home, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    _, began, *pieces, installed = _MARKED.split(done.stdout)
-    titles = [*shown, *(_heading(block) for block in code)]
+    _, began, *pieces, _ = _MARKED.split(done.stdout)
+    titles = [*shown, *(_heading(block) for block in code), *after]
     ends = [float(end) for end in pieces[1::2]]
     spent = [end - begin for begin, end in zip([float(began), *ends], ends, strict=False)]
     steps = [
@@ -153,13 +168,16 @@ def follow(home: Path, *, empty_caches: bool = False) -> tuple[list[Step], Path]
         for title, seconds, printed in zip(titles, spent, pieces[::2], strict=True)
         if title  # lending is no step of the tutorial
     ]
-    return steps, Path(installed.strip())
+    return steps, Path((home / "installed").read_text(encoding="utf-8"))
 
 
 def main() -> None:
     """Print the seconds of each step of the tutorial."""
+    parser = argparse.ArgumentParser(description="Follow the tutorial; print each step's seconds.")
+    parser.add_argument("--download", action="store_true", help="install what it needs, too")
+    download = parser.parse_args().download
     with tempfile.TemporaryDirectory() as home:
-        steps, _ = follow(Path(home), empty_caches=True)
+        steps, _ = follow(Path(home), empty_caches=True, download=download)
     for step in steps:
         print(f"{step.seconds:7.1f} s  {step.title}")
     print(f"{sum(step.seconds for step in steps):7.1f} s  in all")

@@ -9,6 +9,7 @@ import torch
 from scipy.sparse.linalg import aslinearoperator, cg, eigsh, lobpcg, lsqr, svds
 
 import sparsetile as st
+from tests.examples import load_example
 
 
 def laplacian(size: int) -> sp.csr_array:
@@ -78,3 +79,19 @@ def test_what_scipy_cannot_take_is_refused() -> None:
         st.plan(A, 2, dtype=torch.bfloat16).as_linear_operator()
     with pytest.raises(TypeError, match="columns keep their order"):
         st.plan(A, 2, reorder_columns=True).as_linear_operator()
+
+
+def test_block_solvers_of_the_examples_find_what_numpy_finds() -> None:
+    solvers = load_example("block_solvers")
+    A = solvers.laplacian(9)
+    plan = st.plan(A, n=3)
+    B = torch.randn(81, 3, dtype=torch.float64)
+    B[:, 1] = 0  # solved before it begins
+    X, steps = solvers.block_cg(plan, B, 1e-10)
+    expected = np.linalg.solve(A.toarray(), B.numpy())
+    np.testing.assert_allclose(X.numpy(), expected, rtol=1e-7, atol=1e-9)
+    assert 10 < steps < 200
+    values, vectors, _ = solvers.block_lobpcg(plan, torch.randn(81, 3, dtype=torch.float64), 1e-8)
+    largest = np.linalg.eigvalsh(A.toarray())[::-1][:3]
+    np.testing.assert_allclose(values.numpy(), largest, rtol=1e-10)
+    np.testing.assert_allclose((plan @ vectors).numpy(), (values * vectors).numpy(), atol=1e-6)

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from sparsetile.cli.console import activity, note, print_json, print_table, print_text
+from sparsetile.cli import console
+from sparsetile.cli.console import activity, note, print_table, print_text
 from sparsetile.cli.options import Data, Json, check_output
 from sparsetile.core import settings
 from sparsetile.core.checks import one_of
@@ -22,6 +23,7 @@ from sparsetile.data.catalog import catalog
 from sparsetile.data.generators import from_spec
 from sparsetile.data.suites import SUITES, fetch_member, members, pattern_digest
 from sparsetile.intake.files import read_matrix, write_npz
+from sparsetile_command.matrices import show_entries
 
 __all__ = ["app"]
 
@@ -31,39 +33,16 @@ app = typer.Typer(help="List, fetch and generate matrices.", no_args_is_help=Fal
 @app.command("list")
 def list_matrices(data: Data = None, as_json: Json = False) -> int:
     """List the matrices of a folder (the folder of downloads when --data is omitted)."""
-    entries = catalog(data)
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": entry.name, "path": str(entry.path), "rows": entry.rows,
-                    "columns": entry.cols, "entries": entry.nnz, "problem": entry.problem or None,
-                }
-                for entry in entries
-            ]
-        )  # fmt: skip
-        return 0
-    if not entries:
-        note(f"sparsetile: no matrices in {data or settings.data_dir()}")
-        return 0
-    print_table(
-        ("name", "rows", "columns", "entries", ""),
-        [
-            [entry.name, "-", "-", "-", f"unreadable: {entry.problem}"]
-            if entry.problem
-            else [entry.name, str(entry.rows), str(entry.cols), str(entry.nnz), ""]
-            for entry in entries
-        ],
-        right=("rows", "columns", "entries"),
-    )
+    show_entries(catalog(data), data or settings.data_dir(), as_json, console)
     return 0
 
 
 @contextmanager
 def _download_bar(name: str) -> Iterator[download.Progress]:
     shown = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    console = Console(file=sys.stderr)
-    with Progress(*shown, console=console, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        *shown, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()
+    ) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

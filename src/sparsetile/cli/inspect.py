@@ -112,6 +112,8 @@ def inspect(
         csr = load_matrix(matrix, data)
     with activity(f"measuring {matrix}"):
         found = profile(csr)
+    if not as_json:  # at once: an order may take seconds to compile
+        _print(matrix, found)
     views = []
     if orders:
         # The given order comes first: others are compared with it.
@@ -120,10 +122,8 @@ def inspect(
     if as_json:
         more = {"orders": views} if views else {}
         print_json({"matrix": matrix, **found, **more})
-    else:
-        _print(matrix, found)
-        if views:
-            _print_orders(views)
+    elif views:
+        _print_orders(views)
     if png is not None:
         title = printable(Path(matrix).stem if Path(matrix).is_file() else matrix)
         with activity(f"drawing {png}"):

@@ -6,15 +6,9 @@ the archive, and the arrays each other, before memory is reserved.
 
 from __future__ import annotations
 
-import io
-import math
-import os
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
 
 import numpy as np
 
@@ -24,16 +18,14 @@ from sparsetile.intake.arrays import index_tensor, values_tensor
 from sparsetile.intake.canonical import Names, from_compressed
 from sparsetile.intake.csr import CSR
 from sparsetile.intake.foreign import from_scipy
+from sparsetile_command.archive import DEFLATE_LIMIT, ArrayHeader, NpzArrays
 
 __all__ = ["DEFLATE_LIMIT", "NpzArrays", "check_rows", "damaged", "read_npz", "reading"]
 
-# Deflate cannot expand more than this, so a .gz of n bytes holds no more than n times as much.
-DEFLATE_LIMIT = 1032
 # Row pointers of this many rows take 128 MiB: below it a header may claim any number of rows.
 _FREE_ROWS = 2**24
 # Below this many entries there may be more than places in the matrix: duplicates are summed.
 _FREE_ENTRIES = 2**24
-_HEAD = 2**14  # most bytes of an array's header; numpy's own limit is 10,000
 _SHAPE_LIMIT = 64  # numbers of the array ``shape``: more are no matrix, and are not printed
 
 
@@ -63,78 +55,6 @@ def check_rows(function: str, file: Path, rows: int, room: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Header:
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    begin: int  # offset of the numbers
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    def example(self) -> np.ndarray:
-        """An array of this shape and type that takes the memory of one number."""
-        one = np.zeros(1, self.dtype)
-        return np.lib.stride_tricks.as_strided(one, self.shape, (0,) * len(self.shape))
-
-
-class NpzArrays:
-    """The arrays of an ``.npz`` by name. Raises zipfile's and numpy's errors, or ValueError."""
-
-    def __init__(self, file: Path) -> None:
-        self._bytes = file.stat().st_size
-        self._archive = zipfile.ZipFile(file)
-        members = self._archive.namelist()
-        self.names = {name.removesuffix(".npy") for name in members if name.endswith(".npy")}
-        self._headers: dict[str, _Header] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._archive.close()
-
-    def header(self, name: str) -> _Header:
-        """Return shape and type of an array that the archive can hold."""
-        if name not in self._headers:
-            self._headers[name] = self._read_header(name)
-        return self._headers[name]
-
-    def _read_header(self, name: str) -> _Header:
-        info = self._archive.getinfo(f"{name}.npy")
-        with self._archive.open(info) as stream:
-            head = io.BytesIO(stream.read(_HEAD))
-        version = np.lib.format.read_magic(head)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        else:
-            shape, _, dtype = np.lib.format.read_array_header_2_0(head)
-        if dtype.hasobject:
-            raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
-        found = _Header(shape, dtype, head.tell())
-        packed = 1 if info.compress_type == zipfile.ZIP_STORED else DEFLATE_LIMIT
-        room = min(info.file_size, packed * min(info.compress_size, self._bytes))
-        needed = found.begin + found.count * dtype.itemsize
-        if min(shape, default=0) < 0 or needed > room:
-            raise ValueError(f"{name} claims {needed} bytes, and there is room for {room}")
-        return found
-
-    def read(self, name: str) -> np.ndarray:
-        """Return a whole array."""
-        self.header(name)
-        with self._archive.open(f"{name}.npy") as stream:
-            return cast(np.ndarray, np.lib.format.read_array(stream, allow_pickle=False))
-
-    def part(self, name: str, begin: int, end: int) -> np.ndarray:
-        """Return some elements of a 1-D array; seeks if it is not packed."""
-        header = self.header(name)
-        with self._archive.open(f"{name}.npy") as stream:
-            stream.seek(header.begin + begin * header.dtype.itemsize, os.SEEK_SET)
-            body = stream.read((end - begin) * header.dtype.itemsize)
-        return np.frombuffer(bytearray(body), dtype=header.dtype)
-
-
 def read_npz(function: str, file: Path) -> CSR:
     """Read a matrix in our own layout or in scipy's."""
     with reading(function, file, "an .npz file"):
@@ -148,7 +68,7 @@ def read_npz(function: str, file: Path) -> CSR:
         return _read_own(function, file, archive)
 
 
-def _header(function: str, file: Path, archive: NpzArrays, name: str) -> _Header:
+def _header(function: str, file: Path, archive: NpzArrays, name: str) -> ArrayHeader:
     with reading(function, file, "an .npz file"):
         try:
             return archive.header(name)
@@ -235,7 +155,7 @@ def _read_scipy(function: str, file: Path, archive: NpzArrays) -> CSR:
 
 
 def _check_length(
-    function: str, name: str, found: _Header, length: int, why: str, remedy: str
+    function: str, name: str, found: ArrayHeader, length: int, why: str, remedy: str
 ) -> None:
     if found.count != length:
         expected = f"of length {length}{why}"

@@ -567,16 +567,36 @@ def test_columns_left_over_are_multiplied_without_masks(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
-def test_one_column_takes_nothing_from_entries_of_other_rows(dtype, pattern) -> None:
+@pytest.mark.parametrize("lengths", [[1, 2, 0, 4, 3, 0, 6], [1, 22, 0, 34, 13, 0, 39]])
+def test_one_column_takes_nothing_from_entries_of_other_rows(dtype, pattern, lengths) -> None:
     """A range's first entry, which is computed for rows without an odd one, may be anything."""
-    lengths = [1, 2, 0, 4, 3, 0, 6]
-    dense = torch.zeros(len(lengths), 8, dtype=dtype)
+    dense = torch.zeros(len(lengths), 40, dtype=dtype)
     for row, length in enumerate(lengths):
-        dense[row, 8 - length :] = torch.arange(1, length + 1)
-    dense[0] = torch.eye(8, dtype=dtype)[0]  # the only entry of column 0
-    B = torch.ones(8, 1, dtype=dtype)
+        dense[row, 40 - length :] = torch.arange(1, length + 1)
+    dense[0] = torch.eye(40, dtype=dtype)[0]  # the only entry of column 0
+    B = torch.ones(40, 1, dtype=dtype)
     B[0] = torch.nan
     found = spmm(csr(dense, pattern), B)
     wanted = torch.tensor(lengths) if pattern else dense.sum(1)
     assert found[0].isnan() and torch.equal(found[1:, 0], wanted[1:].to(dtype))
-    assert not spmm(csr(torch.zeros(5, 8, dtype=dtype)), B).any()
+    assert not spmm(csr(torch.zeros(5, 40, dtype=dtype)), B).any()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("pattern", [False, True], ids=["weighted", "pattern"])
+@pytest.mark.parametrize("longest", [3, 15, 17, 60])
+@pytest.mark.parametrize("rows", [1, 127, 128, 300])
+def test_one_column_has_the_bits_of_wider_products(dtype, pattern, longest, rows) -> None:
+    """Rows of few entries are visited by their length, others in their order."""
+    draw = torch.Generator().manual_seed(rows + longest)
+    lengths = torch.randint(0, longest + 1, (rows,), generator=draw)
+    places = torch.rand(rows, 70, generator=draw).argsort(1)
+    dense = torch.randn(rows, 70, dtype=dtype, generator=draw) * (places < lengths[:, None])
+    A, B = csr(dense, pattern), torch.randn(70, 20, dtype=dtype, generator=draw)
+    for chunks in (1, 5):
+        wide = spmm(A, B, alpha=0.75, chunks=chunks)
+        for j in (0, 19):  # of a matrix with other columns beside, and alone
+            assert torch.equal(spmm(A, B[:, j : j + 1], alpha=0.75)[:, 0], wide[:, j])
+            assert torch.equal(spmm(A, B[:, j : j + 1].clone(), alpha=0.75)[:, 0], wide[:, j])
+        last = spmm(A, B[:, :17], alpha=0.75, chunks=chunks)  # its last column is computed alone
+        assert torch.equal(last, wide[:, :17])

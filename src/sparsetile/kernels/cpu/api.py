@@ -33,6 +33,8 @@ WORK_PER_THREAD = 1 << 20
 _ROW_COST = 4
 # Chunks of rows that a kernel finds by itself: many more than cores, to balance slow chunks.
 _CHUNKS = 64
+# Entries that are checked, and then still in cache when they are multiplied.
+_CHECKED = 1 << 15
 # Mean entries of rows that are too short for wide panels.
 _SHORT_ROW = 8
 # Bytes of a row of B that are used at once.
@@ -223,7 +225,8 @@ def product_of_arrays(
         out = empty_output(rows, columns, dtype)
     if rows and columns:
         threads = _threads(rows, nnz, columns)
-        chunks = 1 if threads == 1 and columns <= _LEAST_COLUMNS else _CHUNKS
+        few = threads == 1 and columns <= _LEAST_COLUMNS
+        chunks = min(_CHUNKS, 1 + nnz // _CHECKED) if few else _CHUNKS
         one, zero = _ONE[dtype], _NONE[dtype]
         made = Prepared(
             _sum_kernel(indptr.dtype, indices.dtype, dtype), threads, (0, rows, chunks, threads),

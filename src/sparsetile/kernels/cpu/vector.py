@@ -21,9 +21,9 @@ from numba.core import cgutils
 from numba.extending import models, register_model
 
 __all__ = [
-    "UNIT_BYTES", "add", "claim", "divide_by", "fence", "fma", "get", "keep_value", "keep_where",
-    "lane_count", "load", "multiply", "prefetch", "put", "splat", "splat_position", "store",
-    "store_positions", "total", "zeros",
+    "UNIT_BYTES", "add", "add_short_rows", "claim", "divide_by", "fence", "fma", "get",
+    "keep_value", "keep_where", "lane_count", "load", "multiply", "prefetch", "put", "splat",
+    "splat_position", "stack", "store", "store_positions", "total", "zeros",
 ]  # fmt: skip
 
 # The widest register of current CPUs (AVX-512), also one cache line.
@@ -135,6 +135,18 @@ def put(typing: Any, like: Any, base: Any, offset: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(like, types.int64, types.int64, like), emit
+
+
+@intrinsic(prefer_literal=True)
+def stack(typing: Any, size: Any) -> Any:
+    """Return the address of ``size`` bytes, a constant, that last until the function returns."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), size.literal_value))
+        memory.align = UNIT_BYTES
+        return builder.ptrtoint(memory, _I64)
+
+    return types.int64(size), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -318,6 +330,7 @@ def prefetch(typing: Any, like: Any, base: Any, offset: Any, units: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8)
         start = _pointer(builder, arguments[1], arguments[2], like)
+        start = builder.bitcast(start, byte.as_pointer())
         for unit in range(0, units.literal_value, 2):
             line = builder.gep(start, [_I64(unit * UNIT_BYTES)], source_etype=byte)
             # read, keep in all cache levels, data
@@ -339,12 +352,70 @@ def claim(typing: Any, counter: Any) -> Any:
     return types.int64(types.int64), emit
 
 
+def _emit_fence(builder: Any) -> None:
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+
+
 @intrinsic
 def fence(typing: Any) -> Any:
     """Keep the compiler from moving loads across this point; no instruction is emitted."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+        _emit_fence(builder)
         return context.get_dummy_value()
 
     return types.void(), emit
+
+
+@intrinsic(prefer_literal=True)
+def add_short_rows(
+    typing: Any, alpha: Any, A: Any, b: Any, ldb: Any, c: Any, ldc: Any, lists: Any, counts: Any,
+    row: Any, weighted: Any, two_sums: Any, lengths: Any, sorted_rows: Any,
+) -> Any:  # fmt: skip
+    """Write one column of C, ``alpha`` times the sums of rows, for rows of 0 to ``lengths`` - 1.
+
+    ``A`` is as kernels take it, ``b`` and ``c`` are addresses of one column, with their row
+    strides. ``lists`` has ``sorted_rows`` bytes for each length: the numbers, from ``row`` on, of
+    its rows, of which there are ``counts[length]``. Every length has a loop with its entries
+    written out. ``two_sums`` adds those at odd places apart.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scalar, sparse, b, ldb, c, ldc, lists, counts, row, *_ = arguments
+        indptr, indices, values = (builder.extract_value(sparse, k) for k in range(3))
+        byte, sums = types.uint8, 2 if two_sums.literal_value else 1
+
+        def number(base: Any, offset: Any, dtype: Any) -> Any:
+            return builder.sext(builder.load(_pointer(builder, base, offset, dtype)), _I64)
+
+        def one(length: int, q: Any) -> None:
+            place = builder.add(q, _I64(length * sorted_rows.literal_value))
+            inside = builder.zext(builder.load(_pointer(builder, lists, place, byte)), _I64)
+            i = builder.add(row, inside)
+            first = number(indptr, i, A.types[4])
+            totals = [ir.Constant(scalar.type, 0.0)] * sums
+            for k in range(length):
+                e = builder.add(first, _I64(k))
+                at = builder.mul(number(indices, e, A.types[5]), ldb)
+                entry = builder.load(_pointer(builder, b, at, alpha))
+                total = totals[k % sums]
+                if weighted.literal_value:
+                    value = builder.load(_pointer(builder, values, e, alpha))
+                    name = f"llvm.fmuladd.f{alpha.bitwidth}"
+                    total = _call(builder, name, scalar.type, [value, entry, total])
+                else:
+                    total = builder.fadd(total, entry)
+                totals[k % sums] = total
+            result = builder.fadd(*totals) if sums == 2 else totals[0]
+            place = _pointer(builder, c, builder.mul(i, ldc), alpha)
+            builder.store(builder.fmul(scalar, result), place)
+            _emit_fence(builder)  # or the compiler computes several rows at once, by slow gathers
+
+        for length in range(lengths.literal_value):
+            count = builder.load(_pointer(builder, counts, _I64(length), types.int64))
+            with cgutils.for_range(builder, count) as loop:
+                one(length, loop.index)
+        return context.get_dummy_value()
+
+    given = alpha, A, b, ldb, c, ldc, lists, counts, row, weighted, two_sums, lengths, sorted_rows
+    return types.void(*given), emit
