@@ -19,7 +19,7 @@ __all__ = ["faults_address", "raise_faults", "synchronize"]
 
 # Words of direct.cuh: what is wrong, where, the number there, the limit.
 _WORDS = 4
-_BAD_COLUMN = 1
+_BAD_COLUMN, _BAD_EDGE = 1, 3
 
 _lock = threading.Lock()
 _memory: dict[int, torch.Tensor] = {}
@@ -60,6 +60,12 @@ def _raise(words: ctypes.Array[ctypes.c_int64]) -> None:
         raise value_error(
             "spmm", "column indices", f"from 0 to {limit - 1} (rows of B - 1)",
             f"{number} at entry {where} in an earlier product", then,
+        )  # fmt: skip
+    if what == _BAD_EDGE:
+        raise value_error(
+            "graph layers", "edge_index", f"from 0 to {limit - 1} (nodes - 1)",
+            f"{number} at edge {where} in an earlier call",
+            "Results since then are wrong: correct the edges and call again",
         )  # fmt: skip
     raise value_error(
         "spmm", "row pointers", "ascending from 0 to the number of entries",

@@ -185,6 +185,8 @@ class SampledGraph(Graph):
     has a reference.
     """
 
+    has_pairs = False
+
     def __init__(
         self, rows: _Rows, layer: str, device: torch.device, copied: Tensor | None = None
     ) -> None:

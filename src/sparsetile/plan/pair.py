@@ -40,6 +40,11 @@ class Pair(NamedTuple):
     version: int
     reduce: str
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of operands."""
+        return self.variant.dtype
+
     def current(self) -> bool:
         """Count a product, and return whether the pair still computes it: values and system are
         those that it was made with."""
