@@ -22,9 +22,7 @@ KINDS = ("one row", "two rows", "random", "sorted", "descending")
 
 
 @pytest.fixture(autouse=True)
-def words(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda
-) -> Iterator[Tensor]:
+def words(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[Tensor]:
     """Kernels run on the host. Yields the words in which they report."""
     words = torch.zeros(4, dtype=torch.int64)
     load_on_host(

@@ -68,8 +68,8 @@ def assert_like_pyg(
     again = _step(mine, x.to(device), given.clone(), grad.to(device))
     tight = 1e-4 if dtype is torch.float32 else 0.05
     for place, (own, other, same) in enumerate(zip(found, want, again, strict=True)):
-        scale = max(float(other.abs().max()), 1.0)
-        error = float((own.cpu().double() - other).abs().max())
+        scale = max(float(other.detach().abs().max()), 1.0)
+        error = float((own.detach().cpu().double() - other.detach()).abs().max())
         assert error <= tight * scale, f"{name}, result {place}: {error} of {scale}"
         assert torch.equal(own, same), f"{name}, result {place}: other bits"
 

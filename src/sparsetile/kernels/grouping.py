@@ -107,7 +107,9 @@ GROUP_ENTRIES = KernelSpec(
     params=ParamStruct.of(
         pointer("keys", "const void*", "of the given entries"),
         pointer("others", "const void*"),
-        pointer("faults", "unsigned long long*", "where the host reads what is wrong; null: nowhere"),
+        pointer(
+            "faults", "unsigned long long*", "where the host reads what is wrong; null: nowhere"
+        ),
         pointer("counts", "int*", "[tiles][digits]"),
         pointer("keys_before", "const int*", "of the pass before, as the next two"),
         pointer("others_before", "const int*"),

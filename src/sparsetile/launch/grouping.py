@@ -29,9 +29,7 @@ __all__ = ["MOST_GROUPED", "GroupedRows", "group_edges"]
 
 # Fields that seldom change from launch to launch.
 _RARE = ("wide", "rule", "value_type")
-_FIELDS = [
-    field.name for field in kernels.GROUP_ENTRIES.params.fields if field.name not in _RARE
-]
+_FIELDS = [field.name for field in kernels.GROUP_ENTRIES.params.fields if field.name not in _RARE]
 _launches: dict[tuple[int, int], Callable[..., None]] = {}
 
 

@@ -177,9 +177,7 @@ class GCNConv(nn.Module):
         if graph is None:
             return None
         name = "gcn" if self.normalize else None
-        out = mapped_product(
-            graph, "sum", name, lambda: None, x, self.lin, None, None, self.bias
-        )
+        out = mapped_product(graph, "sum", name, lambda: None, x, self.lin, None, None, self.bias)
         if out is not None:
             return out.relu() if relu else out
         if self.out_channels <= x.shape[-1]:
