@@ -8,12 +8,12 @@
 A cell is a graph, a layer, a hidden width and a type: 128 features, the hidden layer, ReLU, 40
 classes, Adam; bfloat16 is autocast. Paths of a cell start from the same weights, and their losses
 must agree. With --new each step has a graph that was never seen, of the same sizes, as a tensor of
-its own; the record is ``gnn_fresh.jsonl`` then. Ours and PyG's own of all graphs come first, hidden width 64 in float32 before others;
-then the patch and captured steps. What has not begun when the time is over is left for the same
-command again. The record ``gnn_layers.jsonl`` in the folder of --out has the environment in its
-first line, then one for each cell: milliseconds of a step, bytes that a step takes at most, seconds
-of the first five steps, and ratios of PyG's better path to ours. Exit code 1 if a path failed or
-losses differ.
+its own; the record is ``gnn_fresh.jsonl`` then. Ours and PyG's own of all graphs come first, hidden
+width 64 in float32 before others; then the patch and captured steps. What has not begun when the
+time is over is left for the same command again. The record ``gnn_layers.jsonl`` in the folder of
+--out has the environment in its first line, then one for each cell: milliseconds of a step, bytes
+that a step takes at most, seconds of the first five steps, and ratios of PyG's better path to ours.
+Exit code 1 if a path failed or losses differ.
 """
 
 from __future__ import annotations

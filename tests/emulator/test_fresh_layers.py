@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetile.engines.rows import runner
 from sparsetile.launch import columns, faults, grouping
-from sparsetile.layers import gat, gat_layer, gat_launches, grouped_rows
+from sparsetile.layers import gat, gat_launches, gat_layer, grouped_rows
 from sparsetile.nn import cache, clear_graph_cache, fresh, heads
 from sparsetile.nn.fresh import FreshGraph
 from tests.emulator.build import host_compiler

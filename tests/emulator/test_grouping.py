@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def assert_schedule(parts: dict[str, Tensor], made: GroupedRows, ends: Tensor) -
     for row, found in pieces.items():
         found.sort()
         assert found[0][0] == ends[row] and found[-1][1] == ends[row + 1]
-        assert all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
         if len(found) == 1:
             assert found[0][2] == -1 and found[0][1] - found[0][0] <= made.lists.segment
             continue
@@ -92,7 +93,7 @@ def assert_schedule(parts: dict[str, Tensor], made: GroupedRows, ends: Tensor) -
             above = [parents[slot] for slot in level]
             children: list[int] = []
             for node in dict.fromkeys(above):
-                first, many, own, _ = nodes[node]
+                first, many, *_ = nodes[node]
                 children += range(first, first + many)
             assert children == level
             level = [nodes[node][2] for node in dict.fromkeys(above)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -39,8 +39,7 @@ def group_config(stage: int) -> dict[str, ConfigValue]:
     return {"kStage": stage, "kThreads": GROUP_THREADS, "kDigitBits": _DIGIT_BITS}
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """How keys are sorted: tiles of entries, and bits of each pass's digit.
 
     Attributes
@@ -65,8 +64,7 @@ class Digits:
         return cls(tile, max(-(-entries // tile), 1), tuple(widths))
 
 
-@dataclass(frozen=True)
-class Lists:
+class Lists(NamedTuple):
     """Sizes of a schedule that is made on the GPU: all that may be needed.
 
     Attributes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +84,19 @@ class GroupedRows:
         # Weak, so that no reference cycle delays freeing the memory.
         self._origin = None if origin is None else weakref.ref(origin)
         self._values: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    @property
+    def known_transpose(self) -> GroupedRows | None:
+        """The transpose, if it was made."""
+        return self._transposed if self._origin is None else self.transposed
+
+    def knows(self, rule: int, dtype: torch.dtype) -> bool:
+        """Whether these :meth:`values` were made."""
+        return (rule, dtype) in self._values
+
+    def memories(self) -> list[Tensor]:
+        """Return the tensors that own its memory."""
+        return [self.memory, *self._values.values()]
 
     @property
     def is_transpose(self) -> bool:

@@ -73,7 +73,7 @@ def _work(lists: Lists) -> Work:
 
 def takes_width(rows: GroupedRows, n: int) -> bool:
     """Whether the scratch memory for so many columns is within its bounds."""
-    return 0 < n and 2 * rows.lists.wide * n * 8 <= MAX_SCRATCH
+    return n > 0 and 2 * rows.lists.wide * n * 8 <= MAX_SCRATCH
 
 
 def place_type(rows: GroupedRows) -> torch.dtype:

@@ -202,7 +202,7 @@ def _find(
         else fingerprint(matrix)
     )
     if prints is None:
-        made = _make(layer, given, shape, flow, loops, as_sampled)
+        made: Graph = _make(layer, given, shape, flow, loops, as_sampled)
         made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
@@ -215,7 +215,6 @@ def _find(
             planned.replaces(found.graph)
             found = _graphs.keep(key, _Entry(pattern_key, planned), matrix)
         if found is None:
-            made: Graph
             if fresh:
                 made = make_fresh(layer, matrix, flow, loops, shape)
             else:
@@ -233,7 +232,7 @@ def _find(
 
 
 def _outlived(graph: Graph, fresh: bool) -> bool:
-    """Whether a graph with plans should take a fresh one's place; ``fresh``: the caller takes it."""
+    """Whether a graph with plans should take a fresh one's place, which a caller may not take."""
     return isinstance(graph, FreshGraph) and (not fresh or graph.pays)
 
 

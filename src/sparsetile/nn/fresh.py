@@ -30,7 +30,7 @@ from sparsetile.plan.eager import apply_of
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
 
-__all__ = ["FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
+__all__ = ["GROUPED_ON", "FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
 
 # Devices whose edges are grouped.
 GROUPED_ON = "cuda"
@@ -39,7 +39,7 @@ _lock = threading.RLock()
 
 
 class FreshPair:
-    """A reduction over a fresh graph's edges and its gradient, as :class:`sparsetile.plan.pair.Pair`.
+    """A reduction over a fresh graph's edges and its gradient, as :class:`~plan.pair.Pair` is.
 
     ``symmetric``: entries count 1 over the square roots of the entries of both nodes' rows.
     """
@@ -155,12 +155,9 @@ class FreshGraph(Graph):
     def __del__(self) -> None:
         """Let go of its tensors."""
         if self.__dict__.get("_shared"):
-            rows = self.by_target
-            turned = rows._transposed
-            parts = [rows.memory, *rows._values.values()]
-            if turned is not None:
-                parts += [turned.memory, *turned._values.values()]
-            self._let_go(parts)
+            turned = self.by_target.known_transpose
+            both = (self.by_target,) if turned is None else (self.by_target, turned)
+            self._let_go(part for rows in both for part in rows.memories())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -193,12 +190,15 @@ class FreshGraph(Graph):
     def transposed(self) -> GroupedRows:
         """The edges by source."""
         rows = self.by_target
-        return rows._transposed or self._made(lambda: rows.transposed)  # type: ignore[no-any-return]
+        if rows.known_transpose is None:
+            self._made(lambda: rows.transposed)
+        return rows.transposed
 
     def values(self, rows: GroupedRows, rule: int, dtype: torch.dtype) -> Tensor:
         """As :meth:`GroupedRows.values`."""
-        found = rows._values.get((rule, dtype))
-        return self._made(lambda: rows.values(rule, dtype)) if found is None else found  # type: ignore[no-any-return]
+        if not rows.knows(rule, dtype):
+            self._made(lambda: rows.values(rule, dtype))
+        return rows.values(rule, dtype)
 
     def spend(self, n: int, dtype: torch.dtype, differentiable: bool) -> None:
         """Count a product of ``n`` columns, with its gradient if it has one."""
@@ -285,6 +285,13 @@ class FreshGraph(Graph):
         weights, reduce = self._of_canonical(weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
+    def convolve(self, dense: Tensor, symmetric: bool, transposed: bool) -> Tensor | None:
+        """Return the convolution of x, or its gradient; None if there has to be a plan."""
+        if not self._takes(dense):
+            return None
+        pair = FreshPair(self, "sum", dense.dtype, symmetric, False)
+        return pair.plain_gradient(dense, None) if transposed else pair.product(dense)[0]
+
     def gradient(
         self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
     ) -> Tensor:
@@ -307,8 +314,6 @@ class FreshGraph(Graph):
         self.spend(n, torch.float32, differentiable)
         found = self._flat.get(differentiable)
         if found is None:
-            if differentiable:
-                self.transposed  # noqa: B018: made first, as other streams may read it
             found = self._made(lambda: flat_rows(self.by_target, differentiable))
             self._flat[differentiable] = found
         return found
@@ -323,7 +328,7 @@ def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
     return (
         edges.device.type == GROUPED_ON
         and loops in ("keep", "replace")
-        and 0 < count
+        and count > 0
         and count + max(shape) < MOST_GROUPED
         and min(shape) > 0
         and not expects_many()

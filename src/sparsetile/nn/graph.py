@@ -26,7 +26,7 @@ from sparsetile.layers.normalise import WeightMap
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import plain_call
-from sparsetile.plan.pair import Pair, pair_of
+from sparsetile.plan.pair import Pair, Reduction, pair_of
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
@@ -454,7 +454,7 @@ class Graph:
     def pair(
         self, width: int, dtype: torch.dtype, reduce: str, name: Hashable,
         weights: Callable[[], Weights | None], differentiable: bool,
-    ) -> Pair | None:  # fmt: skip
+    ) -> Reduction | None:  # fmt: skip
         """Return a product of x of this width, with its gradient if it is ``differentiable``; None
         if only :meth:`aggregate` computes it.
 

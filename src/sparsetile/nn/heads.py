@@ -152,14 +152,16 @@ class HeadsLayer(nn.Module):
         """
         return (
             isinstance(graph, FreshGraph)  # for which it was asked before
-            or messages.device.type == FUSED_ON
-            and messages.dtype in ATTENTION_DTYPES
-            and self.heads * self.out_channels <= _MOST_COLUMNS
-            and graph.csr.nnz < entry_limit()
-            and not isinstance(graph.planned, InferencePlan)  # it has no rows
-            and not transforming()
-            and forward_ad._current_level < 0
-            and (of_edge is None or (plain_call() and graph.edge_count == graph.csr.nnz))
+            or (
+                messages.device.type == FUSED_ON
+                and messages.dtype in ATTENTION_DTYPES
+                and self.heads * self.out_channels <= _MOST_COLUMNS
+                and graph.csr.nnz < entry_limit()
+                and not isinstance(graph.planned, InferencePlan)  # it has no rows
+                and not transforming()
+                and forward_ad._current_level < 0
+                and (of_edge is None or (plain_call() and graph.edge_count == graph.csr.nnz))
+            )
         )
 
     def _fuses_fresh(self, sources: Tensor) -> bool:

@@ -17,19 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsetile.nn.fresh import FreshPair
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.modes import PLAIN_TYPES, maybe_wrapped, plain_call
-from sparsetile.plan.pair import Pair
+from sparsetile.plan.pair import Reduction
 from sparsetile.plan.valued import before_epilogue
 
 __all__ = ["mapped_product", "scaled_product"]
 
 
 class _Call(NamedTuple):
-    pair: Pair | FreshPair
+    pair: Reduction
     narrow: bool
     own: bool  # whether the second map is of x itself
 
@@ -183,7 +182,7 @@ class _Scaled(torch.autograd.Function):
     """A·x + factor · x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: Tensor, pair: Pair | FreshPair) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, factor: Tensor, pair: Reduction) -> Tensor:  # type: ignore[override]
         ctx.pair = pair
         ctx.save_for_backward(factor)
         out, _ = pair.product(x)
