@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.engines.rows import runner
+from sparsetile.kernels import grouping as kernels
 from sparsetile.launch import columns, faults, grouping
 from sparsetile.layers import gat, gat_launches, gat_layer, grouped_rows
 from sparsetile.nn import cache, clear_graph_cache, fresh, heads
@@ -44,6 +45,8 @@ def made(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[
     monkeypatch.setattr(
         faults, "_words", [(faults.ctypes.c_int64 * 4).from_address(words.data_ptr())]
     )
+    monkeypatch.setattr(kernels, "BLOCKS_PER_SM", 1)
+    monkeypatch.setattr(kernels, "_MOST_TILE", 256)
     monkeypatch.setattr(heads, "FUSED_ON", "cpu")
     monkeypatch.setattr(fresh, "GROUPED_ON", "cpu")
     monkeypatch.setattr(cache, "_here", lambda device: (0, 0))

@@ -15,7 +15,7 @@ from sparsetile.launch import faults, grouping
 from sparsetile.launch.grouping import GroupedRows, group_edges
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
-from tests.host import one_processor
+from tests.host import one_processor, unread_scratch
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -27,10 +27,14 @@ def words(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator
     """Kernels run on the host. Yields the words in which they report."""
     words = torch.zeros(4, dtype=torch.int64)
     load_on_host(
-        monkeypatch, folder, grouping, processors=one_processor,
+        monkeypatch, folder, grouping, processors=one_processor, scratch=unread_scratch,
         faults_address=lambda device: words.data_ptr(),
     )  # fmt: skip
     torch_cuda(synchronize=None)
+    # One block, as they run one after the other, of many tiles.
+    monkeypatch.setattr(kernels, "BLOCKS_PER_SM", 1)
+    for name in ("_LEAST_TILE", "_MOST_TILE"):
+        monkeypatch.setattr(kernels, name, 256)
     monkeypatch.setattr(
         faults, "_words", [(faults.ctypes.c_int64 * 4).from_address(words.data_ptr())]
     )
@@ -109,10 +113,12 @@ def test_edges_are_grouped_as_torch_sorts_them(kind: str, count: int, dtype: tor
         edges = edges_of(kind, count, shape)
         made = group_edges(edges.to(dtype), True, shape, False)
         assert_grouped(made, edges[1], edges[0])
-        turned = made.transposed
-        assert turned.transposed is made
+        at_once = group_edges(edges.to(dtype), True, shape, False, transpose=True)
+        assert_grouped(at_once, edges[1], edges[0])
         order = torch.sort(edges[1], stable=True).indices
-        assert_grouped(turned, edges[0][order], edges[1][order])
+        for turned in (made.transposed, at_once.known_transpose):
+            assert_grouped(turned, edges[0][order], edges[1][order])
+        assert made.transposed.transposed is made
     other = group_edges(edges.to(dtype), False, shape[::-1], False)
     assert_grouped(other, edges[0], edges[1])
 
@@ -177,3 +183,17 @@ def test_wrong_edges_are_left_out_and_raised(words: Tensor, row: int, number: in
     with pytest.raises(ValueError, match=pattern):
         faults.raise_faults()
     assert not words.any()
+
+
+@pytest.mark.parametrize("pointers", [torch.int32, torch.int64])
+@pytest.mark.parametrize("columns", [torch.int32, torch.int64])
+def test_arrays_are_transposed(pointers: torch.dtype, columns: torch.dtype):
+    lengths = torch.tensor([0, 5, 0, 0, 300, 1, 40, 0])
+    indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    count, cols = int(indptr[-1]), 1200
+    indices = torch.randint(cols, (count,), generator=torch.Generator().manual_seed(1))
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    ends, found, order = grouping.transposed_arrays(indptr.to(pointers), indices.to(columns), cols)
+    want = torch.sort(indices, stable=True).indices
+    assert torch.equal(order, want) and torch.equal(found.long(), rows[want])
+    assert torch.equal(ends.diff(), torch.bincount(indices, minlength=cols)) and ends[0] == 0

@@ -43,8 +43,8 @@ def graphs() -> list[Graph]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_results_and_gradients_are_pyg_s(name: str, dtype: torch.dtype):
     pytest.importorskip("torch_geometric")
-    if name == "gin" and dtype is not torch.float32:
-        pytest.skip("PyG's maps round in other places")
+    if name in ("sage max", "sage min") and dtype is not torch.float32:
+        pytest.skip("equal features of different nodes: PyG takes others")
     for nodes, edges, out, hub in (
         (30, 60, 4, False),
         (700, 9000, 64, False),
@@ -81,7 +81,11 @@ def test_edges_are_grouped_as_torch_sorts_them(edges: int, nodes: int, dtype: to
         lengths = torch.bincount(kept[1], minlength=nodes)
         ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         assert torch.equal(made.tensors()["indptr"], ends)
+        at_once = group_edges(given.to(dtype), True, (nodes, nodes), loops, transpose=True)
         turned = made.transposed
+        for rows, same in ((made, at_once), (turned, at_once.transposed)):
+            assert torch.equal(rows.part("columns", count), same.part("columns", count))
+            assert torch.equal(rows.tensors()["items"], same.tensors()["items"])
         sources, back = torch.sort(columns, stable=True)
         assert torch.equal(turned.part("sorted", count).long(), sources)
         assert torch.equal(turned.wide_part("order", count), back)

@@ -1,4 +1,4 @@
-"""Host side of ``group_entries.cu``: sizes of its tiles, digits and lists, and configurations."""
+"""Host side of ``group_entries.cu``: sizes of its tiles and lists, and configurations."""
 
 from __future__ import annotations
 
@@ -12,56 +12,50 @@ from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "COUNT", "GROUP_ENTRIES", "GROUP_THREADS", "MEAN", "MOST_GROUPED", "ROWS", "ROWS_OF_BLOCK",
-    "SCATTER", "SYMMETRIC", "VALUES", "VALUE_TYPES", "Digits", "Lists", "group_config",
+    "BLOCKS_PER_SM", "GROUP_ENTRIES", "GROUP_THREADS", "MEAN", "MOST_GROUPED", "SYMMETRIC",
+    "VALUE_TYPES", "Lists", "Tiles", "group_config",
 ]  # fmt: skip
 
-# Stages, in the order of the kernel's list, and rules of values.
-COUNT, SCATTER, ROWS, VALUES = range(4)
+# Rules of values, in the order of the kernel's list.
 SYMMETRIC, MEAN = range(2)
-GROUP_THREADS = 256
+GROUP_THREADS, BLOCKS_PER_SM = 256, 4
 _DIGIT_BITS = 10
-# Rows of a thread block in the stage of rows: the last lane of a warp only ends the row before.
-ROWS_OF_BLOCK = GROUP_THREADS // 32 * 31
 # Types of values, by the number that stands for each.
 VALUE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-# Entries of a tile: at least LEAST, so that tiles are not too many to be summed by each; at most
-# MOST, because a warp's counters have 16 bits.
-_LEAST_TILE, _MOST_TILE = 2048, 2**15
-# Entries up to which the tiles' counts, which every tile sums, are a small part of the work.
+# Entries of a tile: a warp of the least has four steps; its counters have 16 bits.
+_LEAST_TILE, _MOST_TILE = 1024, 2**15
+# Most entries; of more no graph was measured.
 MOST_GROUPED = 2**24
 # Entries of a piece of a row: at least SEGMENT, and so many that there are at most about PIECES.
 _SEGMENT, _PIECES = 64, 8192
 
 
-def group_config(stage: int) -> dict[str, ConfigValue]:
-    """Constants of ``group_entries.cu``."""
-    return {"kStage": stage, "kThreads": GROUP_THREADS, "kDigitBits": _DIGIT_BITS}
+def group_config(values: bool) -> dict[str, ConfigValue]:
+    """Constants of ``group_entries.cu``: it makes values, or groups entries."""
+    return {
+        "kValues": values,
+        "kThreads": GROUP_THREADS,
+        "kMinBlocks": BLOCKS_PER_SM,
+        "kDigitBits": _DIGIT_BITS,
+    }
 
 
-class Digits(NamedTuple):
-    """How keys are sorted: tiles of entries, and bits of each pass's digit.
-
-    Attributes
-    ----------
-    tile, tiles : int
-        Entries of a thread block, and how many blocks there are.
-    widths : tuple of int
-        Bits of each digit, the lowest first.
-    """
+class Tiles(NamedTuple):
+    """Entries of a tile, how many tiles there are, and numbers of their counts."""
 
     tile: int
-    tiles: int
-    widths: tuple[int, ...]
+    count: int
+    room: int
 
     @classmethod
-    def of(cls, entries: int, keys: int, processors: int) -> Digits:
-        """Return those of so many entries; there is a key behind the last, of dropped ones."""
-        tile = min(max(-(-entries // processors), _LEAST_TILE), _MOST_TILE)
-        bits = max(keys.bit_length(), 1)
-        passes = -(-bits // _DIGIT_BITS)
-        widths = [bits // passes + (place < bits % passes) for place in range(passes)]
-        return cls(tile, max(-(-entries // tile), 1), tuple(widths))
+    def of(cls, entries: int, keys: int, processors: int) -> Tiles:
+        """Return those of so many entries, with up to so many keys."""
+        blocks = processors * BLOCKS_PER_SM
+        tile = min(max(-(-entries // blocks), _LEAST_TILE), _MOST_TILE)
+        count = max(-(-entries // tile), 1)
+        # A key behind the last one stands for entries that are left out.
+        digits = 1 << min(max(keys.bit_length(), 1), _DIGIT_BITS)
+        return cls(tile, count, digits * (count + 1))
 
 
 class Lists(NamedTuple):
@@ -96,48 +90,49 @@ def _rounded(number: int) -> int:
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    for stage in (COUNT, SCATTER, ROWS, VALUES):
-        yield group_config(stage)
+    yield group_config(False)
+    yield group_config(True)
 
 
+# Where rows of one direction go; those of the other have names with t_.
+_RESULTS = (
+    ("sorted", "int*", "[entries]"),
+    ("columns", "int*", "[entries]"),
+    ("order", "i64*", "[entries]; null: not wanted"),
+    ("indptr", "i64*", "[keys + 1]"),
+    ("items", "int4*", "[wide_items + row_items]; null: not wanted"),
+    ("parent_of_slot", "int*", "[2 * wide_items]"),
+    ("nodes", "int4*", "[wide_items]"),
+    ("values", "void*", "[entries]; null: not wanted"),
+)
 GROUP_ENTRIES = KernelSpec(
     file="pack/group_entries.cu",
     params=ParamStruct.of(
         pointer("keys", "const void*", "of the given entries"),
         pointer("others", "const void*"),
+        pointer("pointers", "const void*", "row pointers in place of others; null: not given"),
         pointer(
             "faults", "unsigned long long*", "where the host reads what is wrong; null: nowhere"
         ),
-        pointer("counts", "int*", "[tiles][digits]"),
-        pointer("keys_before", "const int*", "of the pass before, as the next two"),
-        pointer("others_before", "const int*"),
-        pointer("numbers_before", "const int*"),
-        pointer("keys_after", "int*"),
-        pointer("others_after", "int*"),
-        pointer("numbers_after", "int*"),
-        pointer("sorted", "int*", "[entries]"),
-        pointer("columns", "int*", "[entries]"),
-        pointer("order", "i64*", "[entries]; null: not wanted"),
-        pointer("indptr", "i64*", "[keys + 1]"),
-        pointer("items", "int4*", "[wide_items + row_items]"),
-        pointer("parent_of_slot", "int*", "[2 * wide_items]"),
-        pointer("nodes", "int4*", "[wide_items]"),
-        pointer("values", "void*", "[entries]"),
-        pointer("lengths", "const i64*", "row pointers whose rows' entries are counted"),
+        pointer("arrivals", "int*", "of the grid's barrier"),
+        pointer("counts", "int*", "[digits][tiles], then [digits]"),
+        pointer("between", "int*", "[2][3][entries], between two passes"),
+        *(pointer(*each) for each in _RESULTS),
+        *(pointer(f"t_{name}", *more) for name, *more in _RESULTS),
         i32("edges", "given entries"),
         i32("entries", "with added self-loops"),
         i32("key_count"),
         i32("other_count"),
         i32("tile"),
         i32("tiles"),
-        i32("shift"),
-        i32("width", "bits of the digit"),
-        i32("first", "whether this pass reads what was given"),
-        i32("last"),
         i32("segment"),
         i32("wide_items"),
         i32("row_items"),
+        i32("t_row_items"),
+        i32("sorts", "whether to group what is given"),
+        i32("transposes", "whether to group the entries of A"),
         i32("wide", "given numbers have 64 bits, not 32"),
+        i32("wide_pointers"),
         i32("rule"),
         i32("value_type", "0: float32, 1: float16, 2: bfloat16"),
     ),

@@ -25,7 +25,7 @@ from sparsetile.launch.faults import raise_faults
 from sparsetile.launch.grouping import MOST_GROUPED, GroupedRows, group_edges
 from sparsetile.layers.grouped_rows import extremum, flat_rows, product, takes_width, won
 from sparsetile.nn.graph import Graph, Loops, Weights, building
-from sparsetile.nn.sampled import edge_names
+from sparsetile.nn.sampled import edge_names, unwatched
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
@@ -174,13 +174,13 @@ class FreshGraph(Graph):
             if not self.captured:
                 torch.cuda.synchronize(self._device)
                 self._shared = True
-        if self._shared:
-            super().note_stream()
+        if self._shared and stream not in self._streams:
+            self._streams[stream] = torch.cuda.current_stream(self._device)
 
     def _made(self, make: Callable[[], Any]) -> Any:
         """Make a part, which other streams may read if the graph is shared."""
         refuse_capture(self._layer, self._device, "Call the layer once before the capture")
-        with _lock, torch.inference_mode(False):
+        with _lock, unwatched():
             made = make()
         if self._shared:
             settle(self._device)
@@ -340,6 +340,7 @@ def make_fresh(
 ) -> FreshGraph:
     """Return edges as a fresh graph. Errors begin with ``layer``."""
     refuse_capture(layer, edges.device, "Call the layer once before the capture")
-    with torch.inference_mode(False):
-        rows = group_edges(edges, flow == "source_to_target", shape, loops == "replace")
+    trains = torch.is_grad_enabled()
+    with unwatched():
+        rows = group_edges(edges, flow == "source_to_target", shape, loops == "replace", trains)
     return FreshGraph(rows, layer, flow, loops, edges.device)
