@@ -44,7 +44,7 @@ class Tiles(NamedTuple):
     """Entries of a tile, how many tiles there are, and numbers of their counts."""
 
     tile: int
-    count: int
+    tiles: int
     room: int
 
     @classmethod

@@ -303,7 +303,7 @@ def _sort(
             memory = like.new_empty(size, dtype=torch.uint8)
         counts = memory.data_ptr()
         _launch(device, False)(
-            stream, min(tiles.count, kernels.BLOCKS_PER_SM * sms), rare, *sources, faults,
+            stream, min(tiles.tiles, kernels.BLOCKS_PER_SM * sms), rare, *sources, faults,
             counters.data_ptr(), counts, counts + 4 * tiles.room, *results, *others, *sizes,
-            tiles.tile, tiles.count, *lists, *jobs,
+            tiles.tile, tiles.tiles, *lists, *jobs,
         )  # fmt: skip
