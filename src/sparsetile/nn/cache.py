@@ -28,7 +28,7 @@ from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
 from sparsetile.jit.loader import current_stream_handle, device_index
-from sparsetile.launch.faults import raise_faults
+from sparsetile.launch.faults import forget_when_wrong, raise_faults
 from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
 from sparsetile.nn.inputs import Given
@@ -229,6 +229,17 @@ def _find(
         if counted and given.weight is None:
             _expect(matrix, asked, key)
     return found.graph, values_key
+
+
+def _forget_fresh() -> None:
+    """Forget fresh graphs: one of them has wrong edges, which its next call finds again."""
+    with _graphs.lock:
+        for key, entry in _graphs.items():
+            if isinstance(entry.graph, FreshGraph) and not entry.graph.captured:
+                _graphs.drop(key)
+
+
+forget_when_wrong(_forget_fresh)
 
 
 def _outlived(graph: Graph, fresh: bool) -> bool:
