@@ -7,12 +7,13 @@
 
 A cell is a graph, a layer, a hidden width and a type: 128 features, the hidden layer, ReLU, 40
 classes, Adam; bfloat16 is autocast. Paths of a cell start from the same weights, and their losses
-must agree. Ours and PyG's own of all graphs come first, hidden width 64 in float32 before others;
-then the patch and captured steps. What has not begun when the time is over is left for the same
-command again. The record ``gnn_layers.jsonl`` in the folder of --out has the environment in its
-first line, then one for each cell: milliseconds of a step, bytes that a step takes at most, seconds
-of the first five steps, and ratios of PyG's better path to ours. Exit code 1 if a path failed or
-losses differ.
+must agree. With --new each step has a graph that was never seen, of the same sizes, as a tensor of
+its own; the record is ``gnn_fresh.jsonl`` then. Ours and PyG's own of all graphs come first, hidden
+width 64 in float32 before others; then the patch and captured steps. What has not begun when the
+time is over is left for the same command again. The record ``gnn_layers.jsonl`` in the folder of
+--out has the environment in its first line, then one for each cell: milliseconds of a step, bytes
+that a step takes at most, seconds of the first five steps, and ratios of PyG's better path to ours.
+Exit code 1 if a path failed or losses differ.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ STEPS = 200  # of which planning is a part, in the ratio of whole trainings
 WARM = 5
 # Seconds of one of three measurements, and its most steps.
 SECONDS, MOST_STEPS = 0.03, 20
+# Graphs that take turns if each step has another one; each step has a copy.
+TURNS = 8
 # How far losses of paths may be apart after these steps, for rounding of TF32 and bfloat16.
 APART = 0.01
 # In the order in which they are measured: all cells of the first group come first.
@@ -109,6 +112,21 @@ def _graph(name: str, data: Path, device: torch.device) -> tuple[Tensor, Tensor]
     return torch.stack([columns, rows]), adjacent
 
 
+def _like(edges: Tensor, adjacent: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a graph with other names for its nodes; edges by source, as PyG sorts them."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes, device = adjacent.shape[0], edges.device
+    names = torch.randperm(nodes, generator=generator).to(device)
+    renamed = names[edges]
+    by_target = renamed[:, (renamed[1] * nodes + renamed[0]).argsort()]
+    ends = torch.bincount(by_target[1], minlength=nodes).cumsum(0)
+    other = torch.sparse_csr_tensor(
+        torch.cat([ends.new_zeros(1), ends]), by_target[0], adjacent.values(), adjacent.shape,
+        check_invariants=False,
+    )  # fmt: skip
+    return renamed[:, (renamed[0] * nodes + renamed[1]).argsort()].contiguous(), other
+
+
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -145,8 +163,8 @@ def _patched(wanted: bool) -> Iterator[None]:
 
 
 def _path(
-    name: str, start: dict[str, Tensor], layer: str, hidden: int, dtype: str, edges: Tensor,
-    adjacent: Tensor, x: Tensor, labels: Tensor,
+    name: str, start: dict[str, Tensor], layer: str, hidden: int, dtype: str,
+    graphs: Sequence[tuple[Tensor, Tensor]], x: Tensor, labels: Tensor,
 ) -> dict[str, float]:  # fmt: skip
     """Measure one path of a cell."""
     import torch_geometric.nn as theirs
@@ -157,9 +175,13 @@ def _path(
     net.load_state_dict(start)
     capturable = device.type == "cuda"
     optimiser = torch.optim.Adam(net.parameters(), fused=capturable, capturable=capturable)
-    given = adjacent if name == "pyg csr" else edges.clone()
+    pool = [adjacent if name == "pyg csr" else edges.clone() for edges, adjacent in graphs]
+    turns = itertools.count()
 
     def step() -> Tensor:
+        given = pool[0]
+        if len(pool) > 1:
+            given = pool[next(turns) % len(pool)].clone()
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
             out = net(x, given)
@@ -174,10 +196,11 @@ def _path(
 
 
 def _measured(
-    layer: str, hidden: int, dtype: str, edges: Tensor, adjacent: Tensor, paths: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+    layer: str, hidden: int, dtype: str, graphs: Sequence[tuple[Tensor, Tensor]],
+    paths: Sequence[str],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Measure some paths of a cell."""
-    nodes, device = adjacent.shape[0], edges.device
+    nodes, device = graphs[0][1].shape[0], graphs[0][0].device
     torch.manual_seed(1)
     x = torch.randn(nodes, FEATURES, device=device)
     labels = torch.randint(0, CLASSES, (nodes,), device=device)
@@ -187,7 +210,7 @@ def _measured(
     found: dict[str, dict[str, Any]] = {}
     for name in paths:
         try:
-            found[name] = _path(name, start, layer, hidden, dtype, edges, adjacent, x, labels)
+            found[name] = _path(name, start, layer, hidden, dtype, graphs, x, labels)
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
         gc.collect()
@@ -305,6 +328,8 @@ def _order(asked: argparse.Namespace) -> Iterator[tuple[str, str, int, str, list
     )
     kinds = list(itertools.product(map(int, hidden), dtypes))
     wanted = asked.paths.split(",")
+    if asked.new:  # a CUDA graph reads the same edges at each replay
+        wanted = [name for name in wanted if "captured" not in name]
     groups = [[name for name in group if name in wanted] for group in PATHS]
     # Every kind of the first one's groups, then the first group of the other kinds.
     turns = [(kinds[0], group) for group in groups]
@@ -326,6 +351,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", default="64,256")
     parser.add_argument("--dtype", default="float32,bfloat16")
     parser.add_argument("--paths", default=",".join(every), help=", ".join(every))
+    parser.add_argument("--new", action="store_true", help="another graph in each step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--time-limit", type=float, default=500.0, help="seconds in all")
     parser.add_argument("--commit", default="", help="commit to record if git is missing")
@@ -343,8 +369,8 @@ def main(words: Sequence[str] | None = None) -> int:
         about = describe_environment(asked.device) | {"commit": asked.commit or commit()}
         return {"schema": 1, "environment": about}
 
-    record = _Record(asked.out / "gnn_layers.jsonl", first)
-    graphs: dict[str, tuple[Tensor, Tensor]] = {}
+    record = _Record(asked.out / f"gnn_{'fresh' if asked.new else 'layers'}.jsonl", first)
+    graphs: dict[str, list[tuple[Tensor, Tensor]]] = {}
     left = 0
     for name, layer, hidden, dtype, group in _order(asked):
         missing = [each for each in group if each not in record.paths(name, layer, hidden, dtype)]
@@ -355,9 +381,11 @@ def main(words: Sequence[str] | None = None) -> int:
             left += 1
             continue
         if name not in graphs:
-            graphs[name] = _graph(name, asked.data, device)
-        edges, adjacent = graphs[name]
-        found = _measured(layer, hidden, dtype, edges, adjacent, missing)
+            graphs[name] = [_graph(name, asked.data, device)]
+            if asked.new:
+                graphs[name] = [_like(*graphs[name][0], seed) for seed in range(TURNS)]
+        edges, adjacent = graphs[name][0]
+        found = _measured(layer, hidden, dtype, graphs[name], missing)
         record.add({
             "graph": name, "nodes": adjacent.shape[0], "edges": edges.shape[1], "layer": layer,
             "hidden": hidden, "dtype": dtype, "paths": found,

@@ -121,7 +121,8 @@ SUITES = {
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
-    "blocks": Suite(("tests/nn/test_blocks.py",), kernel="spmm_block"),
+    "blocks": Suite(("tests/layers/test_edge_rows.py",), kernel="spmm_block"),
+    "grouped": Suite(("tests/nn/test_gpu_fresh.py",), kernel="group_entries"),
     "normalised values": Suite(("tests/layers/test_normalise.py",), kernel="normalise"),
     "turned blocks": Suite(
         ("tests/layers/test_edge_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
@@ -405,6 +406,17 @@ lane >= step => lane > step  # running sums of a warp
 bit >= bits => bit + 1 >= bits  # last bit of a digit
 *count = earlier + __popc(alike) => *count = __popc(alike)  # entries of earlier steps
 known == 0 ? before : nearest => nearest  # ends of columns without entries
+[pack/group_entries.cu, grouped]
+p.entries > p.edges && key == other => p.entries > p.edges && key > other  # given self-loops
+lane >= step => lane > step  # running sums of a warp
+counts[tile] = before + up_to - mine => counts[tile] = up_to - mine  # tiles of other rounds
+bit >= width => bit + 1 >= width  # last bit of a digit
+earlier + __popc(below) => __popc(below)  # entries of earlier steps
+pass.shift += width => pass.shift += width + 1  # later digits
+end - begin > job.segment => end - begin > 2 * job.segment  # rows that are cut
+(begin + half - 1) / half => begin / half  # pieces of neighbouring rows
+job.order[place] = number => job.order[place] = i  # order of several passes
+1.0f / column : 0.0f => 1.0f : 0.0f  # gradient of a mean
 [pack/normalise.cu, normalised values]
 mine.begin + kAlone, mine.end} => mine.begin, mine.end}  # entries of a long row
 first += kUnroll * kThreads => first += 2 * kUnroll * kThreads  # batches of a long row

@@ -66,7 +66,7 @@ def test_a_failure_of_ours_is_the_exit_code(quick, tmp_path: Path, monkeypatch, 
 def test_the_most_telling_measurements_come_first() -> None:
     words = {"graphs": "a,b", "layers": "gcn", "hidden": "64,256", "dtype": "float32,bfloat16"}
     every = ",".join(name for group in gnn_layers.PATHS for name in group)
-    asked = gnn_layers.argparse.Namespace(**words, paths=every)
+    asked = gnn_layers.argparse.Namespace(**words, paths=every, new=False)
     order = [
         (name, width, dtype, group[-1]) for name, _, width, dtype, group in gnn_layers._order(asked)
     ]
@@ -75,3 +75,24 @@ def test_the_most_telling_measurements_come_first() -> None:
         ("a", 64, "float32", "pyg captured"), ("b", 64, "float32", "pyg captured"),
     ]  # fmt: skip
     assert len(order) == len(set(order)) == 2 * 2 * 2 * 2
+
+
+def test_each_step_may_have_a_graph_of_its_own(quick, tmp_path: Path, monkeypatch) -> None:
+    seen: list[int] = []
+    forward = gnn_layers._Net.forward
+
+    def noted(net: Any, x: Any, graph: Any) -> Any:
+        seen.append(id(graph))
+        kept.append(graph)
+        return forward(net, x, graph)
+
+    kept: list[Any] = []
+    monkeypatch.setattr(gnn_layers._Net, "forward", noted)
+    words = ["--data", str(tmp_path), "--out", str(tmp_path), "--graphs", GRAPH, "--device", "cpu"]
+    code = gnn_layers.main(
+        [*words, "--hidden", "16", "--dtype", "float32", "--layers", "gcn", "--new"]
+    )
+    _, line = (tmp_path / "gnn_fresh.jsonl").read_text().splitlines()
+    cell = json.loads(line)
+    assert code == 0 and set(cell["paths"]) == {"pyg", "pyg csr", "ours", "patch"}
+    assert cell["apart"] <= gnn_layers.APART and len(seen) == len(set(seen)) > 8

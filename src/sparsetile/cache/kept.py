@@ -106,6 +106,12 @@ class Kept(Generic[_Value]):
             self._sweep()
             return [value for value, _ in self._values.values()]
 
+    def items(self) -> list[tuple[Hashable, _Value]]:
+        """Keys and values of all, the oldest first."""
+        with self.lock:
+            self._sweep()
+            return [(key, value) for key, (value, _) in self._values.items()]
+
     def keep(self, key: Hashable, value: _Value, *owners: Any) -> _Value:
         """Keep a value while all its owners live, in place of another of the key."""
         with self.lock:

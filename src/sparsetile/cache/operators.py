@@ -29,6 +29,7 @@ from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
 from sparsetile.launch.direct import direct_product, direct_sddmm, takes_arrays
 from sparsetile.launch.faults import raise_faults
+from sparsetile.launch.grouping import MOST_GROUPED, transposed_arrays
 from sparsetile.plan.modes import PLAIN_TYPES, outside_modes, plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
@@ -43,6 +44,8 @@ UNPLANNED_ON_CPU = True
 EXPECTED_RUNS = 10
 # Plans of one pattern, by width and type of X.
 MAX_PLANS = 16
+# Where a kernel of ours makes transposes, of fewer rows and columns than this.
+GROUPED_ON, _MOST_KEYS = "cuda", 2**31 - 1
 
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
 _LIB.define(
@@ -218,6 +221,8 @@ def _transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
 
 
 def _sorted_transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
+    if _groups(indptr, indices, cols):
+        return transposed_arrays(indptr.contiguous(), indices.contiguous(), cols)
     # A radix sort takes time for each byte of a key; wrong columns stay wrong.
     short = torch.int16 if cols < 2**15 - 1 else torch.int32
     keys = indices.clamp(-1, cols).to(short) if cols < 2**31 - 1 else indices
@@ -226,6 +231,16 @@ def _sorted_transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:
     pointers = torch.searchsorted(columns, numbers).to(indptr.dtype)
     rows = torch.searchsorted(indptr, order.to(indptr.dtype), right=True) - 1
     return pointers, rows.to(indices.dtype), order
+
+
+def _groups(indptr: Tensor, indices: Tensor, cols: int) -> bool:
+    """Whether a kernel of ours makes the transpose."""
+    return (
+        indices.device.type == GROUPED_ON
+        and 0 < indices.shape[0] <= MOST_GROUPED
+        and 0 < cols < _MOST_KEYS
+        and 1 < indptr.shape[0] <= _MOST_KEYS
+    )
 
 
 def _merged_transpose(indptr: Tensor, indices: Tensor, cols: int) -> _Transpose:

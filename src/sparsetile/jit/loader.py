@@ -56,14 +56,20 @@ def _real_arch(device: int, virtual: str) -> str:
     return f"sm_{major}{minor}{'a' if virtual.endswith('a') else ''}"
 
 
-def _launch_config(programmatic: bool) -> Any:
+def _launch_config(programmatic: bool, cooperative: bool = False) -> Any:
     """Return a CUlaunchConfig of one-dimensional blocks whose sizes are not set yet."""
     from cuda.bindings import driver
 
     config = driver.CUlaunchConfig()
     config.blockDimY = config.blockDimZ = 1
     config.numAttrs = 0
-    if programmatic:
+    if cooperative:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    elif programmatic:
         attribute = driver.CUlaunchAttribute()
         attribute.id = (
             driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -140,15 +146,17 @@ class LoadedKernel:
         rare: Sequence[str] = (),
         *,
         overlap: bool = False,
+        cooperative: bool = False,
     ) -> PreparedLaunch:
         """Return a launch packed once; the fields named in ``patch`` change with each call.
 
-        Fields named in ``rare`` may change, too, but seldom do (``launch_with``).
+        Fields named in ``rare`` may change, too, but seldom do (``launch_with``). All thread blocks
+        of a ``cooperative`` one run at once.
         """
-        return PreparedLaunch(self, grid, threads, params, patch, rare, overlap)
+        return PreparedLaunch(self, grid, threads, params, patch, rare, overlap, cooperative)
 
-    def _config(self, overlap: bool) -> Any:
-        return _launch_config(overlap and self._may_overlap)
+    def _config(self, overlap: bool, cooperative: bool = False) -> Any:
+        return _launch_config(overlap and self._may_overlap, cooperative)
 
     def _parameters(self) -> tuple[Any, int, tuple[Any, Any]]:
         # One buffer per thread: the driver copies it before the launch returns, but releases the
@@ -204,6 +212,7 @@ class PreparedLaunch:
         patch: Sequence[str],
         rare: Sequence[str] = (),
         overlap: bool = False,
+        cooperative: bool = False,
     ) -> None:
         self._patch = kernel.params.patch(*patch)
         self._rare = kernel.params.patch(*rare) if rare else None
@@ -213,7 +222,7 @@ class PreparedLaunch:
         self._handle = kernel._handle
         self._grid = grid
         self._threads = threads
-        self._overlap = overlap
+        self._overlap, self._cooperative = overlap, cooperative
         # Per thread: the writer of the patch, the struct's address, the launch's sizes, its stream;
         # the writer of the rare fields, and their values; the blocks of the grid's first dimension.
         self._buffers: dict[int, list[Any]] = {}
@@ -225,7 +234,7 @@ class PreparedLaunch:
         self._kernel.params.pack_into(buffer, self._params)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._keep.append(pointers)
-        config = self._kernel._config(self._overlap)
+        config = self._kernel._config(self._overlap, self._cooperative)
         _resize(config, self._grid, self._threads, self._kernel.dynamic_shared)
         rare = None if self._rare is None else self._rare.bind(buffer)
         self._buffers[thread] = [

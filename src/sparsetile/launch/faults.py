@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 
 import torch
 
 from sparsetile.core.errors import value_error
 from sparsetile.jit.workspace import renew_scratch
 
-__all__ = ["faults_address", "raise_faults", "synchronize"]
+__all__ = ["faults_address", "forget_when_wrong", "raise_faults", "synchronize"]
 
 # Words of direct.cuh: what is wrong, where, the number there, the limit.
 _WORDS = 4
-_BAD_COLUMN = 1
+_BAD_COLUMN, _BAD_EDGE = 1, 3
 
 _lock = threading.Lock()
+# Called before an error is raised: what was made of wrong indices must not be used again.
+_forget: list[Callable[[], object]] = []
 _memory: dict[int, torch.Tensor] = {}
 # The same memory as ctypes reads it: a tenth of the time of a tensor.
 _words: list[ctypes.Array[ctypes.c_int64]] = []
@@ -40,6 +43,11 @@ def faults_address(device: int) -> int:
     return found.data_ptr()
 
 
+def forget_when_wrong(forget: Callable[[], object]) -> None:
+    """Call a function before an error is raised, to forget what was made of callers' indices."""
+    _forget.append(forget)
+
+
 def raise_faults() -> None:
     """Raise what kernels that have ended found wrong, once."""
     for words in _words:
@@ -55,11 +63,19 @@ def _raise(words: ctypes.Array[ctypes.c_int64]) -> None:
     if not what:
         return  # another thread raised it
     renew_scratch()
+    for forget in _forget:
+        forget()
     then = "Results since then are wrong: correct A and multiply again"
     if what == _BAD_COLUMN:
         raise value_error(
             "spmm", "column indices", f"from 0 to {limit - 1} (rows of B - 1)",
             f"{number} at entry {where} in an earlier product", then,
+        )  # fmt: skip
+    if what == _BAD_EDGE:
+        raise value_error(
+            "graph layers", "edge_index", f"from 0 to {limit - 1} (nodes - 1)",
+            f"{number} at edge {where} in an earlier call",
+            "Results since then are wrong: correct the edges and call again",
         )  # fmt: skip
     raise value_error(
         "spmm", "row pointers", "ascending from 0 to the number of entries",

@@ -3,6 +3,9 @@
 A graph is found by the fingerprint of its tensors (``intake.fingerprint``). It is kept while those
 tensors live. At most ``MAX_GRAPHS`` are kept.
 
+Edges without weights that come to a GPU for the first time become a :class:`FreshGraph`
+(``nn/fresh.py``), which needs no plan; a :class:`Graph` takes its place once a plan pays.
+
 Mini-batches bring a new graph at every step. If the last graph was freed after a few calls, the
 next one is taken as short-lived. If the layer needs only sums and means, it becomes a
 :class:`SampledGraph` (``nn/sampled.py``). Otherwise one untuned plan (``plan(tune="none")``) serves
@@ -25,13 +28,16 @@ from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
 from sparsetile.jit.loader import current_stream_handle, device_index
+from sparsetile.launch.faults import forget_when_wrong, raise_faults
+from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
 from sparsetile.nn.inputs import Given
 from sparsetile.nn.sampled import SampledGraph, edge_names, make_sampled, takes_sampled
+from sparsetile.plan.modes import plain_call
 from sparsetile.plan.plan import Plan
 
 __all__ = [
-    "MAX_GRAPHS", "clear_graph_cache", "find_graph", "find_sampled", "graph_notes",
+    "MAX_GRAPHS", "clear_graph_cache", "find_fresh", "find_graph", "find_sampled", "graph_notes",
     "is_short_lived", "note_long_lived", "note_loops",
 ]  # fmt: skip
 
@@ -104,11 +110,13 @@ def clear_graph_cache() -> None:
 def find_graph(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *,
     flow: str = "source_to_target", loops: Loops = "keep", only_reduces: bool = False,
+    fresh: bool = False,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     """Return the graph of an input, from the cache or new, and the key of its weights.
 
     Errors begin with ``layer``. ``size`` (sources, targets) and ``device`` are those of x. If the
-    caller uses only :meth:`Graph.aggregate`, a short-lived graph may be a :class:`SampledGraph`.
+    caller uses only :meth:`Graph.aggregate`, a short-lived graph may be a :class:`SampledGraph`;
+    with ``fresh`` a new one on a GPU may be a :class:`FreshGraph`.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -118,7 +126,7 @@ def find_graph(
         )  # fmt: skip
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
-    graph, values_key = _find(layer, given, size, flow, loops, only_reduces)
+    graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh)
     if isinstance(graph, SampledGraph):
         if only_reduces and given.weight is None:
             return graph, values_key
@@ -142,8 +150,23 @@ def find_sampled(
     return found if isinstance(found, SampledGraph) else None
 
 
+def find_fresh(
+    layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str,
+    loops: Loops,
+) -> FreshGraph | None:  # fmt: skip
+    """As :func:`find_graph` for edges without weights on a GPU that need no plan yet, else None."""
+    plain = given.kind == "edges" and given.weight is None and given.pattern.device == device
+    if not (plain and takes_fresh(given.pattern, loops, size) and plain_call()):
+        return None
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    found, _ = find_graph(layer, given, size, device, flow=flow, loops=loops, fresh=True)
+    return found if isinstance(found, FreshGraph) else None
+
+
 def _find(
     layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops, only_reduces: bool,
+    fresh: bool = False,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
@@ -153,12 +176,15 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
-    as_sampled = only_reduces and edges and given.weight is None and loops == "keep"
+    fresh = fresh and edges and given.weight is None and takes_fresh(matrix, loops, shape)
+    as_sampled = only_reduces and edges and given.weight is None and loops == "keep" and not fresh
+    if fresh:
+        raise_faults()
     # Products of a SampledGraph sort and transpose it: each thread and stream has its own.
     asked = (shape, flow, loops, _here(matrix.device) if as_sampled else None)
     if edges and given.weight is None:
         again = _find_again(matrix, asked)
-        if again is not None:
+        if again is not None and not _outlived(again, fresh):
             return again, None
     counted = edges and counter_tells(matrix)
     if as_sampled and counted and _Regime.short_lived and _graphs.noted(matrix) is None:
@@ -176,15 +202,23 @@ def _find(
         else fingerprint(matrix)
     )
     if prints is None:
-        made = _make(layer, given, shape, flow, loops, as_sampled)
+        made: Graph = _make(layer, given, shape, flow, loops, as_sampled)
         made.short_lived = True  # it cannot be found again
         return made, object()
     pattern_key, values_key = prints
     key = (given.kind, pattern_key, *asked)
     with _graphs.lock:
         found = _graphs.get(key)
+        if found is not None and _outlived(found.graph, fresh):
+            planned = _make(layer, given, shape, flow, loops, False)
+            planned.calls = found.graph.calls
+            planned.replaces(found.graph)
+            found = _graphs.keep(key, _Entry(pattern_key, planned), matrix)
         if found is None:
-            made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
+            if fresh:
+                made = make_fresh(layer, matrix, flow, loops, shape)
+            else:
+                made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
             # The tensor's content has changed: drop its old graph.
             for old, entry in _graphs.of(matrix):
                 if entry.pattern_key != pattern_key:
@@ -195,6 +229,22 @@ def _find(
         if counted and given.weight is None:
             _expect(matrix, asked, key)
     return found.graph, values_key
+
+
+def _forget_fresh() -> None:
+    """Forget fresh graphs: one of them has wrong edges, which its next call finds again."""
+    with _graphs.lock:
+        for key, entry in _graphs.items():
+            if isinstance(entry.graph, FreshGraph) and not entry.graph.captured:
+                _graphs.drop(key)
+
+
+forget_when_wrong(_forget_fresh)
+
+
+def _outlived(graph: Graph, fresh: bool) -> bool:
+    """Whether a graph with plans should take a fresh one's place, which a caller may not take."""
+    return isinstance(graph, FreshGraph) and (not fresh or graph.pays)
 
 
 def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetile.nn.cache import find_graph, find_sampled, note_loops
+from sparsetile.nn.cache import find_fresh, find_graph, find_sampled, note_loops
 from sparsetile.nn.gcn import convolution_weights
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given
@@ -56,6 +56,12 @@ def _run(
     if torch.is_autocast_enabled(dense.device.type):
         with torch.autocast(dense.device.type, enabled=False):
             return _run(dense, edges, weight, size, how, transposed)
+    if how.reduce == "convolve":
+        given = Given("edges", edges, weight)
+        fresh = find_fresh(how.layer, given, size, dense.device, flow=how.flow, loops=how.loops)
+        out = None if fresh is None else fresh.convolve(dense, how.normalize, transposed)
+        if out is not None:
+            return out
     if how.reduce == "convolve" and how.loops == "replace" and how.normalize:
         given = Given("edges", edges, weight)
         sampled = find_sampled(how.layer, given, size, dense.device, flow=how.flow)

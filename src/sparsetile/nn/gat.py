@@ -142,7 +142,9 @@ class GATConv(HeadsLayer):
             With ``return_attention_weights``, also returns ``(edge_index, attention)``: the edges
             that were used, self-loops last, and one row of attention [heads] per edge.
         """
-        x_src, x_dst, graph, features = self._read(x, edge_index, edge_attr, size)
+        x_src, x_dst, graph, features = self._read(
+            x, edge_index, edge_attr, size, fresh=not return_attention_weights
+        )
         first = self.lin if self.lin is not None else self.lin_src
         second = self.lin if self.lin is not None else self.lin_dst
         if self._is_lazy:

@@ -14,7 +14,7 @@ from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
 from sparsetile.layers.normalise import normalised_values, scaled_by_degree
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, sum_only
-from sparsetile.nn.cache import find_graph, find_sampled, note_loops
+from sparsetile.nn.cache import find_fresh, find_graph, find_sampled, note_loops
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
@@ -129,6 +129,11 @@ class GCNConv(nn.Module):
             materialise("GCNConv", (self.lin, x))
         given = read_input("GCNConv", edge_index, edge_weight, self.flow)
         nodes = x.shape[-2]
+        loops: Loops = "append" if given.kind == "matrix" else "replace"
+        loops = loops if self.add_self_loops else "keep"
+        out = self._of_fresh(x, given, loops, relu)
+        if out is not None:
+            return out
         if self.normalize and self.add_self_loops:
             sampled = find_sampled("GCNConv", given, (nodes, nodes), x.device, flow=self.flow)
             out = None if sampled is None else self._of_sampled(sampled, x, relu)
@@ -136,8 +141,6 @@ class GCNConv(nn.Module):
                 return out
             if sampled is not None and sampled.has_loops:
                 note_loops()
-        loops: Loops = "append" if given.kind == "matrix" else "replace"
-        loops = loops if self.add_self_loops else "keep"
         fill = 2.0 if self.improved else 1.0
         weights = None
         if traces(given, "sum"):
@@ -166,6 +169,21 @@ class GCNConv(nn.Module):
         if self.out_channels <= x.shape[-1]:
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
         return self._map(graph.aggregate(x, weights), relu)
+
+    def _of_fresh(self, x: Tensor, given: Given, loops: Loops, relu: bool) -> Tensor | None:
+        """The convolution of a graph that needs no plan yet; None if there has to be one."""
+        nodes = x.shape[-2]
+        graph = find_fresh("GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops)
+        if graph is None:
+            return None
+        name = "gcn" if self.normalize else None
+        out = mapped_product(graph, "sum", name, lambda: None, x, self.lin, None, None, self.bias)
+        if out is not None:
+            return out.relu() if relu else out
+        if self.out_channels <= x.shape[-1]:
+            return graph.reduce_edges(self.lin(x), "sum", self.normalize, self.bias, relu)
+        wide = graph.reduce_edges(x, "sum", self.normalize, None, False)
+        return None if wide is None else self._map(wide, relu)
 
     def _of_sampled(self, sampled: SampledGraph, x: Tensor, relu: bool) -> Tensor | None:
         """The convolution of a sampled graph; None if the call is not supported."""

@@ -26,7 +26,7 @@ from sparsetile.layers.normalise import WeightMap
 from sparsetile.nn.inputs import Given
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import plain_call
-from sparsetile.plan.pair import Pair, pair_of
+from sparsetile.plan.pair import Pair, Reduction, pair_of
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import plan
 
@@ -85,6 +85,9 @@ class Graph:
     one more.
     """
 
+    has_pairs = True  # whether :meth:`pair` may find one
+    captured = False  # whether a CUDA graph may read it, of a fresh one
+
     def __init__(
         self, csr: CSR, loops: Loops = "keep", *, kept: Tensor | None = None,
         loop_edge: Tensor | None = None, base: CSR | None = None,
@@ -132,6 +135,10 @@ class Graph:
         parts += self._values.values()
         parts += [part for made in self._derived.values() for part in made]
         self._let_go(parts)
+
+    def replaces(self, other: Graph) -> None:
+        """Keep a graph that this one takes the place of if a CUDA graph may read it."""
+        self._replaced = other if other.captured else None
 
     def _let_go(self, parts: Iterable[Tensor | None]) -> None:
         """Delay the reuse of the parts' memory until the streams that read it are done."""
@@ -447,7 +454,7 @@ class Graph:
     def pair(
         self, width: int, dtype: torch.dtype, reduce: str, name: Hashable,
         weights: Callable[[], Weights | None], differentiable: bool,
-    ) -> Pair | None:  # fmt: skip
+    ) -> Reduction | None:  # fmt: skip
         """Return a product of x of this width, with its gradient if it is ``differentiable``; None
         if only :meth:`aggregate` computes it.
 

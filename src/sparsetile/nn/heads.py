@@ -17,6 +17,7 @@ from sparsetile.layers.graph_attention import ATTENTION_DTYPES
 from sparsetile.nn import arguments
 from sparsetile.nn.cache import find_graph
 from sparsetile.nn.edge_features import edge_features
+from sparsetile.nn.fresh import FreshGraph
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
 from sparsetile.nn.lazy import draw_maps
@@ -69,15 +70,19 @@ class HeadsLayer(nn.Module):
 
     def _read(
         self, x: Any, edge_index: Any, edge_attr: Tensor | None,
-        size: tuple[int, int] | None = None,
+        size: tuple[int, int] | None = None, fresh: bool = False,
     ) -> tuple[Tensor, Tensor | None, Graph, Tensor | None]:  # fmt: skip
-        """Return the features of sources and targets, the graph, and the edges' features."""
+        """Return the features of sources and targets, the graph, and the edges' features.
+
+        ``fresh``: whether the layer takes a graph that needs no plan, of eager calls on a GPU.
+        """
         given = read_input(self._name, edge_index, None, self.flow).without_weight()
         sources, targets, sizes = pair_of(self._name, x, size, self.flow, given)
         self._check_nodes(sources, self._widths[0])
         if targets is not None and (targets is not sources or self._widths[0] != self._widths[1]):
             self._check_nodes(targets, self._widths[1])
-        graph = self._graph(given, sizes, sources.device)
+        fresh = fresh and edge_attr is None and self._fuses_fresh(sources)
+        graph = self._graph(given, sizes, sources.device, fresh)
         count = given.pattern.shape[1] if given.kind == "edges" else graph.edge_count
         features = edge_features(self._name, edge_attr, self.edge_dim, edge_index, given, count)
         return sources, targets, graph, features
@@ -103,13 +108,18 @@ class HeadsLayer(nn.Module):
                 "Call the layer once for each matrix of features",
             )  # fmt: skip
 
-    def _graph(self, given: Given, sizes: tuple[int, int], device: torch.device) -> Graph:
-        """Return the graph of a call, with self-loops if the layer adds them."""
+    def _graph(
+        self, given: Given, sizes: tuple[int, int], device: torch.device, fresh: bool
+    ) -> Graph:
+        """Return the graph of a call, with self-loops if the layer adds them.
+
+        ``fresh``: whether it may be one that needs no plan.
+        """
         if given.kind == "plan":
             self._check_plan(given)
         graph, _ = find_graph(
             self._name, given, sizes, device, flow=self.flow,
-            loops="replace" if self.add_self_loops else "keep",
+            loops="replace" if self.add_self_loops else "keep", fresh=fresh,
         )  # fmt: skip
         return graph
 
@@ -141,14 +151,30 @@ class HeadsLayer(nn.Module):
         Entries of A are sums of parallel edges, so that no two of those may differ.
         """
         return (
-            messages.device.type == FUSED_ON
-            and messages.dtype in ATTENTION_DTYPES
+            isinstance(graph, FreshGraph)  # for which it was asked before
+            or (
+                messages.device.type == FUSED_ON
+                and messages.dtype in ATTENTION_DTYPES
+                and self.heads * self.out_channels <= _MOST_COLUMNS
+                and graph.csr.nnz < entry_limit()
+                and not isinstance(graph.planned, InferencePlan)  # it has no rows
+                and not transforming()
+                and forward_ad._current_level < 0
+                and (of_edge is None or (plain_call() and graph.edge_count == graph.csr.nnz))
+            )
+        )
+
+    def _fuses_fresh(self, sources: Tensor) -> bool:
+        """Whether the fused kernels surely support a call whose scores come from nodes alone."""
+        return (
+            self.edge_dim is None
+            and not (self.training and self.dropout)
+            and sources.dtype in ATTENTION_DTYPES
             and self.heads * self.out_channels <= _MOST_COLUMNS
-            and graph.csr.nnz < entry_limit()
-            and not isinstance(graph.planned, InferencePlan)  # it has no rows
+            and plain_call()
             and not transforming()
+            and not torch.compiler.is_compiling()
             and forward_ad._current_level < 0
-            and (of_edge is None or (plain_call() and graph.edge_count == graph.csr.nnz))
         )
 
     def _fuses_entries(self, graph: Graph, messages: Tensor, of_edge: Tensor | None) -> bool:

@@ -21,14 +21,14 @@ from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.modes import PLAIN_TYPES, maybe_wrapped, plain_call
-from sparsetile.plan.pair import Pair
+from sparsetile.plan.pair import Reduction
 from sparsetile.plan.valued import before_epilogue
 
 __all__ = ["mapped_product", "scaled_product"]
 
 
 class _Call(NamedTuple):
-    pair: Pair
+    pair: Reduction
     narrow: bool
     own: bool  # whether the second map is of x itself
 
@@ -46,7 +46,7 @@ class _Mapped(torch.autograd.Function):
         second: Tensor | None, call: _Call,
     ) -> Tensor:  # fmt: skip
         ctx.call = pair, narrow, own = call
-        dtype = pair.variant.dtype
+        dtype = pair.dtype
         wide, W = _cast(x, dtype), _cast(weight, dtype)
         reduced = winners = None
         if narrow:
@@ -75,7 +75,7 @@ class _Mapped(torch.autograd.Function):
         pair, narrow, own = ctx.call
         x, targets, weight, second, reduced, winners = ctx.saved_tensors
         for_x, for_targets, for_weight, for_bias, for_second, _ = ctx.needs_input_grad
-        dtype = pair.variant.dtype
+        dtype = pair.dtype
         again = torch.is_grad_enabled()  # gradients of the gradient are wanted
         grad, d_bias = before_epilogue(None, grad, for_bias)
         grad = _cast(grad, dtype)
@@ -111,7 +111,8 @@ def _eager(graph: object) -> bool:
     """Whether a call is one that autograd alone watches, of a graph that has plans."""
     return (
         plain_call()
-        and type(graph) is Graph
+        and isinstance(graph, Graph)
+        and graph.has_pairs
         and torch.is_grad_enabled()
         and not torch.jit.is_tracing()
     )
@@ -181,7 +182,7 @@ class _Scaled(torch.autograd.Function):
     """A·x + factor · x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: Tensor, pair: Pair) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, factor: Tensor, pair: Reduction) -> Tensor:  # type: ignore[override]
         ctx.pair = pair
         ctx.save_for_backward(factor)
         out, _ = pair.product(x)

@@ -77,7 +77,9 @@ def reduction(
     """
     if traces(given, reduce):
         return TracedEdges(given, size, How(layer, flow, reduce)), reduce, None  # type: ignore[return-value]
-    graph, values_key = find_graph(layer, given, size, device, flow=flow, only_reduces=True)
+    graph, values_key = find_graph(
+        layer, given, size, device, flow=flow, only_reduces=True, fresh=True
+    )
     parallel = graph.multiplicity is not None
     if given.weight is None:
         if not parallel or reduce == "sum":

@@ -16,6 +16,7 @@ from sparsetile.cache.kept import note_read
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.nn.cache import find_graph, graph_notes
+from sparsetile.nn.fresh import FreshGraph
 from sparsetile.nn.graph import Graph, Weights, building
 from sparsetile.nn.inputs import Given
 from sparsetile.nn.sampled import SampledGraph
@@ -131,9 +132,15 @@ def group_graph(
     given = Given("edges", group.edges)
     if group.graph is None:
         graph, _ = find_graph(
-            layer, given, (sources, targets), group.edges.device, only_reduces=reduce != "mean"
+            layer,
+            given,
+            (sources, targets),
+            group.edges.device,
+            only_reduces=reduce != "mean",
+            fresh=reduce != "mean",
         )
-        if not isinstance(graph, SampledGraph):  # which is of one thread
+        # Some are of one thread, some until a plan pays.
+        if not isinstance(graph, (SampledGraph, FreshGraph)):
             group.graph = graph
     else:
         graph = group.graph

@@ -29,7 +29,7 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.registry import exact_system
 
-__all__ = ["SampledGraph", "edge_names", "make_sampled", "takes_sampled"]
+__all__ = ["SampledGraph", "edge_names", "make_sampled", "takes_sampled", "unwatched"]
 
 # Devices that support sampled graphs.
 SAMPLED_DEVICES = ("cpu", "cuda")
@@ -110,7 +110,7 @@ class HostRows:
         if origin is not None:
             return origin
         if self._transposed is None:
-            with _unwatched():
+            with unwatched():
                 self._transposed = HostRows(self.csr.transposed(), origin=self)
         return self._transposed
 
@@ -184,6 +184,8 @@ class SampledGraph(Graph):
     Errors begin with ``layer``. ``copied`` is the tensor that ``rows`` will read, if nobody else
     has a reference.
     """
+
+    has_pairs = False
 
     def __init__(
         self, rows: _Rows, layer: str, device: torch.device, copied: Tensor | None = None
@@ -286,7 +288,7 @@ class SampledGraph(Graph):
         """
         if not self._takes(x):
             return None
-        with _unwatched():
+        with unwatched():
             self._read()
             if self._by_target.has_loops:
                 return None
@@ -342,7 +344,7 @@ def make_sampled(
     if not takes_sampled(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
     kind: type[EdgeRows] | type[HostRows] = EdgeRows if edge_index.is_cuda else HostRows
-    with _unwatched():
+    with unwatched():
         given = edge_index.long()
         rows = kind.of_edges(given, by_target, shape)
     if rows is None:
@@ -354,7 +356,7 @@ def make_sampled(
 _UNCHANGED = contextlib.nullcontext()
 
 
-def _unwatched() -> contextlib.AbstractContextManager[object]:
+def unwatched() -> contextlib.AbstractContextManager[object]:
     """Leave inference mode, so that later calls may save tensors for gradients. Entering a mode
     costs as much as a launch, so none is entered unless needed."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED

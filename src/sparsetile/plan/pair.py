@@ -6,7 +6,7 @@ for each. A pair is looked up once; as long as it is ``current`` nothing has to 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,24 @@ from sparsetile.plan.plan import Plan
 from sparsetile.plan.traced import gradients, operators
 from sparsetile.plan.variant import Variant
 
-__all__ = ["Pair", "pair_of"]
+__all__ = ["Pair", "Reduction", "pair_of"]
+
+
+class Reduction(Protocol):
+    """What such a node needs of a product, planned or not; see :class:`Pair`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of operands."""
+
+    def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the reduction of B and, of maxima and minima, which have no bias, the winners."""
+
+    def gradient(self, grad: Tensor, winners: Tensor | None) -> Tensor:
+        """Return the gradient of B; differentiable if autograd records it."""
+
+    def tracked(self, B: Tensor) -> Tensor:
+        """Return the reduction as nodes of its own, which autograd differentiates again."""
 
 
 class Pair(NamedTuple):
@@ -39,6 +56,11 @@ class Pair(NamedTuple):
     differentiable: bool  # in B
     version: int
     reduce: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of operands."""
+        return self.variant.dtype
 
     def current(self) -> bool:
         """Count a product, and return whether the pair still computes it: values and system are

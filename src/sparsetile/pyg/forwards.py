@@ -19,6 +19,7 @@ from sparsetile import nn as ours
 from sparsetile.core.checks import reduce_name
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.nn.cache import is_short_lived
+from sparsetile.nn.fresh import GROUPED_ON
 from sparsetile.pyg import matrix, reasons
 from sparsetile.pyg.matrix import REDUCES, refusal
 from sparsetile.pyg.propagation import HOOKS
@@ -157,7 +158,20 @@ def _refusal(layer: Any, given: dict[str, Any]) -> str:
         if _is_small(layer, edges):
             return "few edges: PyG is faster on a GPU"
     left = edges.device.type in matrix.LEFT_TO_PYG and type(edges) is Tensor
+    if left and _needs_no_plan(layer, edges, given):
+        return ""
     return reasons.SHORT_LIVED if left and is_short_lived(edges) else ""
+
+
+def _needs_no_plan(layer: Any, edges: Tensor, given: dict[str, Any]) -> bool:
+    """Whether a layer multiplies edges of a GPU that are new in each step as they are."""
+    return (
+        type(layer).__name__ == "GATConv"
+        and edges.device.type == GROUPED_ON
+        and layer.edge_dim is None
+        and given.get("return_attention_weights") is None
+        and not (layer.training and layer.dropout)
+    )
 
 
 def _other_operands(layer: Any, edges: Tensor, given: dict[str, Any]) -> str:

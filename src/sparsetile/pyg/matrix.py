@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.nn.cache import is_short_lived
+from sparsetile.nn.fresh import GROUPED_ON
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import read_input
 from sparsetile.nn.neighbours import reduction
@@ -53,12 +54,13 @@ class Edges:
 
         PyG raises the error about edges that name no node, and computes weighted maxima over
         parallel edges, which are one entry here. On a GPU it also computes short-lived graphs with
-        weights or with a maximum: planning takes longer than PyG's own few products. Of x only the
-        device matters; ``size`` is (sources, targets).
+        weights: planning takes longer than PyG's own few products. Of x only the
+        device matters; ``size`` is (sources, targets). Maxima of a GPU's edges need no plan.
         """
         reduce = REDUCES[reduce]
         given = read_input(function, edge_index, weight, flow)
-        planned = type(edge_index) is Tensor and (weight is not None or reduce in ("max", "min"))
+        extremum = reduce in ("max", "min") and x.device.type != GROUPED_ON
+        planned = type(edge_index) is Tensor and (weight is not None or extremum)
         if planned and x.device.type in LEFT_TO_PYG and is_short_lived(given.pattern):
             return reasons.SHORT_LIVED
         try:

@@ -1,0 +1,346 @@
+"""Graphs on a GPU that were never seen: products on their edges, grouped by rows there.
+
+Nothing is planned, and the host waits for nothing. A graph that comes again is planned when that is
+predicted to cost at most a share of what its products have cost so far (``cache.fresh``).
+
+Parallel edges stay separate. What a :class:`FreshGraph` does not take (float64, batches, transforms
+of torch.func) is computed by its canonical form, made at first use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetile.cache.fresh import PLAN_SECONDS, PRODUCTS_OF_A_STEP, SHARE, direct_seconds
+from sparsetile.core.streams import capturing, refuse_capture, settle
+from sparsetile.intake.canonical import from_coordinates
+from sparsetile.jit.loader import current_stream_handle, device_index
+from sparsetile.kernels.grouping import MEAN, SYMMETRIC, VALUE_TYPES
+from sparsetile.launch.faults import raise_faults
+from sparsetile.launch.grouping import MOST_GROUPED, GroupedRows, group_edges
+from sparsetile.layers.grouped_rows import extremum, flat_rows, product, takes_width, won
+from sparsetile.nn.graph import Graph, Loops, Weights, building
+from sparsetile.nn.sampled import edge_names, unwatched
+from sparsetile.plan.eager import apply_of
+from sparsetile.plan.family import expects_many
+from sparsetile.plan.modes import maybe_wrapped, plain_call
+
+__all__ = ["GROUPED_ON", "FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
+
+# Devices whose edges are grouped.
+GROUPED_ON = "cuda"
+
+_lock = threading.RLock()
+
+
+class FreshPair:
+    """A reduction over a fresh graph's edges and its gradient, as :class:`~plan.pair.Pair` is.
+
+    ``symmetric``: entries count 1 over the square roots of the entries of both nodes' rows.
+    """
+
+    def __init__(
+        self, graph: FreshGraph, reduce: str, dtype: torch.dtype, symmetric: bool,
+        differentiable: bool,
+    ) -> None:  # fmt: skip
+        self.graph, self.reduce, self.dtype = graph, reduce, dtype
+        self._symmetric, self._differentiable = symmetric, differentiable
+
+    def _values(self, rows: GroupedRows, rule: int | None) -> Tensor | None:
+        return None if rule is None else self.graph.values(rows, rule, self.dtype)
+
+    def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the reduction of B and, of maxima and minima, which have no bias, the winners."""
+        rows = self.graph.by_target
+        self.graph.spend(B.shape[1], B.dtype, self._differentiable)
+        if self.reduce in ("max", "min"):
+            return extremum(rows, B, self.reduce, self._differentiable)
+        values = self._values(rows, SYMMETRIC if self._symmetric else None)
+        return product(rows, values, B, mean=self.reduce == "mean", bias=bias), None
+
+    def gradient(self, grad: Tensor, winners: Tensor | None) -> Tensor:
+        """Return the gradient of B; differentiable if autograd records it."""
+        if torch.is_grad_enabled() and grad.requires_grad:
+            return _Gradient.apply(grad, winners, self)  # type: ignore[no-any-return]
+        return self.plain_gradient(grad, winners)
+
+    def plain_gradient(self, grad: Tensor, winners: Tensor | None) -> Tensor:
+        """Return the gradient of B, not differentiable."""
+        rows = self.graph.transposed
+        if winners is not None:
+            return won(rows, grad, winners)
+        rule = SYMMETRIC if self._symmetric else MEAN if self.reduce == "mean" else None
+        return product(rows, self._values(rows, rule), grad)
+
+    def tracked(self, B: Tensor) -> Tensor:
+        """Return the reduction as a node of its own, which autograd differentiates again."""
+        return _apply_reduced(B, self)  # type: ignore[no-any-return]
+
+    def won_by(self, operand: Tensor, winners: Tensor) -> Tensor:
+        """Return the elements of a matrix like B at the winners' places; 0 for empty rows."""
+        rows = self.graph.by_target
+        first = rows.wide_part("indptr", rows.shape[0]).unsqueeze(1)
+        entries = (first + winners).clamp(min=0, max=rows.entries - 1)
+        columns = rows.part("columns", rows.entries)[entries].long()
+        return torch.where(winners < 0, 0, operand.gather(0, columns))
+
+
+class _Reduced(torch.autograd.Function):
+    """The product of a pair."""
+
+    @staticmethod
+    def forward(ctx: Any, B: Tensor, pair: FreshPair) -> Tensor:  # type: ignore[override]
+        ctx.pair = pair
+        out, winners = pair.product(B)
+        ctx.save_for_backward(winners)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (winners,) = ctx.saved_tensors
+        return ctx.pair.gradient(grad, winners), None
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of a pair, which is linear: its own is the product again."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, grad: Tensor, winners: Tensor | None, pair: FreshPair
+    ) -> Tensor:
+        ctx.pair = pair
+        ctx.save_for_backward(winners)
+        return pair.plain_gradient(grad, winners)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (winners,) = ctx.saved_tensors
+        if winners is not None:
+            return ctx.pair.won_by(grad, winners), None, None
+        return ctx.pair.tracked(grad), None, None
+
+
+_apply_reduced = apply_of(_Reduced)
+
+
+class FreshGraph(Graph):
+    """Edges that a GPU groups by target; see the module's docstring.
+
+    Only for reductions of unweighted edges and for attention: use :attr:`canonical` for all else.
+    Errors begin with ``layer``.
+    """
+
+    def __init__(
+        self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device
+    ) -> None:
+        # Only what callers read: a fresh graph is made at every step.
+        self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
+        self.multiplicity, self.loops = None, loops
+        self.by_target = rows
+        self._layer, self._flow, self._device = layer, flow, device
+        self._canonical: Graph | None = None
+        self._spent = 0.0
+        self._costs: dict[tuple[int, torch.dtype], float] = {}
+        self._flat: dict[bool, tuple[list[Tensor], str]] = {}
+        # What is made on one stream is read there, until another one asks: then the host waits.
+        self._stream = current_stream_handle(device_index(device))
+        self._shared = False
+        self._streams = {}
+
+    def __del__(self) -> None:
+        """Let go of its tensors."""
+        if self.__dict__.get("_shared"):
+            turned = self.by_target.known_transpose
+            both = (self.by_target,) if turned is None else (self.by_target, turned)
+            self._let_go(part for rows in both for part in rows.memories())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.by_target.shape
+
+    # -- streams, and what the graph has cost ---------------------------------------------------
+
+    def note_stream(self) -> None:
+        """Make what the graph has safe to read on the current stream."""
+        stream = current_stream_handle(device_index(self._device))
+        if stream != self._stream and not (self._shared or self.captured):
+            # Whoever captures has waited for what came before.
+            self.captured = capturing(self._device)
+            if not self.captured:
+                torch.cuda.synchronize(self._device)
+                self._shared = True
+        if self._shared and stream not in self._streams:
+            self._streams[stream] = torch.cuda.current_stream(self._device)
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """Make a part, which other streams may read if the graph is shared."""
+        refuse_capture(self._layer, self._device, "Call the layer once before the capture")
+        with _lock, unwatched():
+            made = make()
+        if self._shared:
+            settle(self._device)
+        return made
+
+    @property
+    def transposed(self) -> GroupedRows:
+        """The edges by source."""
+        rows = self.by_target
+        if rows.known_transpose is None:
+            self._made(lambda: rows.transposed)
+        return rows.transposed
+
+    def values(self, rows: GroupedRows, rule: int, dtype: torch.dtype) -> Tensor:
+        """As :meth:`GroupedRows.values`."""
+        if not rows.knows(rule, dtype):
+            self._made(lambda: rows.values(rule, dtype))
+        return rows.values(rule, dtype)
+
+    def spend(self, n: int, dtype: torch.dtype, differentiable: bool) -> None:
+        """Count a product of ``n`` columns, with its gradient if it has one."""
+        cost = self._costs.get((n, dtype))
+        if cost is None:
+            entries = self.by_target.entries
+            cost = direct_seconds(*self.shape, entries, n, dtype.itemsize, self._device)
+            self._costs[n, dtype] = cost
+        self._spent += cost * (PRODUCTS_OF_A_STEP - 1 if differentiable else 1)
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is time to plan the graph."""
+        if capturing(self._device):
+            return False
+        plan = PLAN_SECONDS[0] + PLAN_SECONDS[1] * self.by_target.entries
+        return expects_many() or self._spent * SHARE >= plan
+
+    # -- products -------------------------------------------------------------------------------
+
+    @property
+    def canonical(self) -> Graph:
+        """The same graph in canonical form, made at first use."""
+        if self._canonical is None:
+            with building(self._device, self._layer):
+                rows = self.by_target
+                count = int(rows.wide_part("indptr", rows.shape[0] + 1)[-1])
+                raise_faults()
+                names = edge_names(self._layer, self._flow == "source_to_target")
+                target, source = (rows.part(name, count).long() for name in ("sorted", "columns"))
+                csr = from_coordinates(names, target, source, None, self.shape)
+            self._canonical = Graph(csr)
+        return self._canonical
+
+    def _takes(self, x: Tensor) -> bool:
+        return (
+            type(x) in (Tensor, torch.nn.Parameter)
+            and x.dim() == 2
+            and x.layout is torch.strided
+            and x.dtype in VALUE_TYPES
+            and takes_width(self.by_target, x.shape[1])
+            and plain_call()
+            and not maybe_wrapped(x)
+        )
+
+    def pair(
+        self, width: int, dtype: torch.dtype, reduce: str, name: Hashable,
+        weights: Callable[[], Weights | None], differentiable: bool,
+    ) -> FreshPair | None:  # fmt: skip
+        """As :meth:`Graph.pair`; a ``name`` stands for the symmetric normalisation."""
+        if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
+            dtype = torch.get_autocast_dtype(GROUPED_ON)
+        if dtype not in VALUE_TYPES or not takes_width(self.by_target, width):
+            return None
+        return FreshPair(self, reduce, dtype, name is not None, differentiable)
+
+    def reduce_edges(
+        self, x: Tensor, reduce: str, symmetric: bool, bias: Tensor | None, relu: bool
+    ) -> Tensor | None:
+        """Return relu(reduced x + bias); None if the canonical graph must compute it."""
+        if torch.is_autocast_enabled(GROUPED_ON) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(GROUPED_ON))
+        if not self._takes(x):
+            return None
+        needs = torch.is_grad_enabled() and x.requires_grad
+        pair = FreshPair(self, reduce, x.dtype, symmetric, needs)
+        if needs:
+            out = pair.tracked(x)
+        elif bias is None or reduce in ("max", "min") or bias.requires_grad:
+            out = pair.product(x)[0]
+        else:
+            out, bias = pair.product(x, bias)[0], None
+        out = out if bias is None else (out + bias).to(out.dtype)
+        return out.relu() if relu else out
+
+    def aggregate(
+        self, x: Tensor, weights: Weights | None = None, *, reduce: str = "sum",
+        bias: Tensor | None = None, relu: bool = False,
+    ) -> Tensor:  # fmt: skip
+        if weights is None:
+            found = self.reduce_edges(x, reduce, False, bias, relu)
+            if found is not None:
+                return found
+        weights, reduce = self._of_canonical(weights, reduce)
+        return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
+
+    def convolve(self, dense: Tensor, symmetric: bool, transposed: bool) -> Tensor | None:
+        """Return the convolution of x, or its gradient; None if there has to be a plan."""
+        if not self._takes(dense):
+            return None
+        pair = FreshPair(self, "sum", dense.dtype, symmetric, False)
+        return pair.plain_gradient(dense, None) if transposed else pair.product(dense)[0]
+
+    def gradient(
+        self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
+    ) -> Tensor:
+        if weights is None and self._takes(grad):
+            return FreshPair(self, reduce, grad.dtype, False, False).plain_gradient(grad, None)
+        weights, reduce = self._of_canonical(weights, reduce)
+        return self.canonical.gradient(grad, weights, reduce=reduce)
+
+    def _of_canonical(self, weights: Weights | None, reduce: str) -> tuple[Weights | None, str]:
+        """Return values and reduction of entries that reduce over edges."""
+        canonical = self.canonical
+        if weights is None and canonical.multiplicity is not None:
+            if reduce == "sum":
+                weights = Weights("multiplicity", canonical.multiplicity)
+            elif reduce == "mean":
+                reduce, weights = "sum", canonical.mean_weights()
+        return weights, reduce
+
+    def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
+        self.spend(n, torch.float32, differentiable)
+        found = self._flat.get(differentiable)
+        if found is None:
+            found = self._made(lambda: flat_rows(self.by_target, differentiable))
+            self._flat[differentiable] = found
+        return found
+
+    def edges_of_entries(self) -> Tensor | None:
+        return None
+
+
+def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
+    """Whether a GPU can group these edges, and may."""
+    count = edges.shape[1]
+    return (
+        edges.device.type == GROUPED_ON
+        and loops in ("keep", "replace")
+        and count > 0
+        and count + max(shape) < MOST_GROUPED
+        and min(shape) > 0
+        and not expects_many()
+    )
+
+
+def make_fresh(
+    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int]
+) -> FreshGraph:
+    """Return edges as a fresh graph. Errors begin with ``layer``."""
+    refuse_capture(layer, edges.device, "Call the layer once before the capture")
+    trains = torch.is_grad_enabled()
+    with unwatched():
+        rows = group_edges(edges, flow == "source_to_target", shape, loops == "replace", trains)
+    return FreshGraph(rows, layer, flow, loops, edges.device)
