@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsetile.core.layout import LENGTHS
 from sparsetile.formats.device_bundles import WINDOW, count_distinct
-from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, Stage
+from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, TREE_LEVELS, Stage
 from sparsetile.kernels.stages import STAGE_THREADS
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
@@ -73,6 +73,9 @@ class RowCounts:
     # Windows of four rows that share columns, their entries and their
     # distinct columns; None if they were not requested.
     shared: tuple[int, int, int] | None
+    # By length: pieces, nodes of their trees and the longest piece, if longer units are cut there;
+    # right for rows that are cut at a power of two.
+    cut: dict[int, tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,15 @@ def counted_on_device(
         kernel.launch(Stage.COUNT, units.count)
         longest, end, *found = counts[:TALLY].tolist()
     count = len(LENGTHS)
-    total, a, b, c = found[count], *found[-3:]
+    total, a, b, c = found[2 * count], *found[-3:]
+    # upto, longest piece, longer, longer_total, pieces, nodes
+    lists = [found[each * count + (each > 1) :][:count] for each in range(6)]
     upto, longer, longer_total = (
-        dict(zip(LENGTHS, found[first : first + count], strict=True))
-        for first in (0, count + 1, 2 * count + 1)
+        dict(zip(LENGTHS, lists[each], strict=True)) for each in (0, 2, 3)
     )
     tally = Tally(longest, total, end, units.bundle_count, longer, longer_total, upto)
-    return RowCounts(tally, None if columns is None else (a, b, c))
+    cut = dict(zip(LENGTHS, zip(lists[4], lists[5], lists[1], strict=True), strict=True))
+    return RowCounts(tally, None if columns is None else (a, b, c), cut)
 
 
 def arranged_on_device(
@@ -195,7 +200,7 @@ class ArrangedUnits(_Units):
     counts : sequence of int
         Units of each class.
     cut : Tensor of int32 [cut units, 4]
-        ``label, begin, length, whether a bundle``, on the host.
+        ``label, begin, length, whether a bundle``.
     """
 
     def __init__(
@@ -218,9 +223,8 @@ class ArrangedUnits(_Units):
             counts = [end - begin for begin, end in itertools.pairwise([0, *ends])]
         self.counts = counts
         self.new("arranged", units.count)
-        cut = self.new("cut", counts[0], 4)
+        self.cut = self.new("cut", counts[0], 4)
         self.launch(Stage.ARRANGE, work)
-        self.cut = cut.cpu() if counts[0] else torch.empty((0, 4), dtype=torch.int32)
 
     def items(self, pieces: tuple[int, int, int]) -> Tensor:
         """Return the items of a schedule on the device, int32 [items, 4].
@@ -236,3 +240,18 @@ class ArrangedUnits(_Units):
             if any(parts):
                 self.launch(Stage.ITEMS, sum(map(_in_blocks, parts)))
         return found
+
+    def cut_rows(self, slots: int, nodes: int) -> tuple[Tensor, Tensor]:
+        """Write the items of pieces, and return ``parent_of_slot`` and ``nodes`` of their tree.
+
+        After :meth:`items`. Rows alone are cut, and all their pieces are in one section.
+        """
+        count = self.counts[0]
+        with building_on(self._device):
+            self.params["cut_units"] = count
+            self.new("levels", 2 * TREE_LEVELS * count)
+            self.launch(Stage.LEVELS, count)
+            self.sums("levels", into="level_sums")
+            made = self.new("parent_of_slot", slots), self.new("nodes", nodes, 4)
+            self.launch(Stage.PIECES, slots)
+        return made

@@ -227,7 +227,23 @@ class RowUnits(Units):
         return self if self.listed_by_kernels else super().near()
 
     def _counted(self) -> RowCounts | None:
-        return counted_on_device(self)
+        return self._keep(counted_on_device(self))
+
+    def _keep(self, found: RowCounts | None) -> RowCounts | None:
+        if found is not None:
+            self.__dict__["_cut"] = found.cut
+        return found
+
+    def pieces_over(self, length: int) -> tuple[int, int, int] | None:
+        """Return the pieces of rows that are cut at a length, the nodes of their trees, and the
+        longest piece.
+
+        None if kernels have not counted them, or some units are bundles.
+        """
+        if self.bundle_count or length & (length - 1) or not self.tally.total:
+            return None
+        found: dict[int, tuple[int, int, int]] = self.__dict__.get("_cut", {})
+        return found.get(length)
 
     def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:
         """Count windows of four rows that hold ``min_sharing`` entries per distinct column.
@@ -235,7 +251,7 @@ class RowUnits(Units):
         Returns their number, entries and distinct columns; None if no kernel counts them. Every row
         of A, whose entries' columns are given, is a unit. Also computes the tally of all units.
         """
-        found = counted_on_device(self, columns, min_sharing)
+        found = self._keep(counted_on_device(self, columns, min_sharing))
         if found is None:
             return None
         self.__dict__.setdefault("tally", found.tally)

@@ -8,6 +8,8 @@
 //                of kWindow rows, of the windows: added up in `tally`
 //     classes    units of each class in each chunk                     -> running sums: `sums`
 //     arrange    units by class, in their order: `arranged`; those to be cut are listed in `cut`
+//     levels     of each row to be cut: pieces, and nodes of their tree by level  -> running sums
+//     pieces     items of pieces, and the tree that adds them up (balance/tree.py): a thread a slot
 //     items      items of whole units; the short ones sorted by length inside windows of kThreads
 //     heads      column of each thread's first entry, in whole thread blocks of `block` threads
 //
@@ -15,8 +17,9 @@
 // stage as a parameter, so that only one is compiled and loaded.
 //
 // Assumes: fewer than 2^31 units and entries; `tally` is zero before `count`. Threads: kThreads,
-// whole warps; any grid. In `heads` a thread has an element, in `count` a unit; in the others a
-// block has a chunk or a window of the list.
+// whole warps; any grid. In `heads`, `levels` and `pieces` a thread has an element, in `count` a
+// unit; in the others a block has a chunk or a window of the list. In `levels` and `pieces` no unit
+// is a bundle.
 #include "pack/row_windows.cuh"
 
 // Declared in kernels/row_lists.py.
@@ -25,14 +28,17 @@ struct Params {
 };
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-enum Stage { kCount, kClasses, kArrange, kItems, kHeads };
+enum Stage { kCount, kClasses, kArrange, kLevels, kPieces, kItems, kHeads };
 enum Class { kCut, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
 
+// Children of a node, levels of a tree, cut rows whose pieces are listed side by side: FAN_IN in
+// balance/tree.py, TREE_LEVELS in kernels/row_lists.py, INTERLEAVED in balance/segments.py.
+constexpr int kFanIn = 16, kTreeLevels = 8, kInterleaved = 16;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
-constexpr int kMaxima = 2 + kLimits, kSums = 1 + 2 * kLimits + 3;
+constexpr int kMaxima = 2 + 2 * kLimits, kSums = 1 + 4 * kLimits + 3;
 
 struct Unit {
   i64 label, begin, length;
@@ -49,6 +55,19 @@ __device__ __forceinline__ Unit unit_at(const Params& p, i64 i) {
   const i64* const ptr = bundled ? p.bundle_ptr : p.indptr;
   const i64 begin = ptr[label];
   return {label, begin, ptr[label + 1] - begin, bundled};
+}
+
+// Nodes of a level that add up that many slots.
+__device__ __forceinline__ int parents_of(int slots) { return (slots + kFanIn - 1) / kFanIn; }
+
+// Nodes of the tree over that many pieces.
+__device__ __forceinline__ int nodes_over(int pieces) {
+  int nodes = 0;
+  do {
+    pieces = parents_of(pieces);
+    nodes += pieces;
+  } while (pieces > 1);
+  return nodes;
 }
 
 template <typename Join>
@@ -68,8 +87,9 @@ __device__ __forceinline__ i64 greatest_of_lanes(i64 value) {
 __device__ __forceinline__ void count_units(const Params& p) {
   __shared__ i64 found[kWarps][kMaxima + kSums];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Longest, end, longest up to each limit; total, units over each limit, their total, and of
-  // windows that share columns: how many, their entries, their distinct columns.
+  // Longest, end, longest up to each limit, longest piece of those cut there; total, units over each
+  // limit, their total, their pieces and nodes if they are cut there, and of windows that share
+  // columns: how many, their entries, their distinct columns.
   i64 greatest[kMaxima] = {}, sum[kSums] = {};
   const i64 step = i64(gridDim.x) * kThreads;
   for (i64 base = i64(blockIdx.x) * kThreads; base < p.work; base += step) {
@@ -84,6 +104,13 @@ __device__ __forceinline__ void count_units(const Params& p) {
       if (!longer) greatest[2 + each] = max(greatest[2 + each], unit.length);
       sum[1 + each] += longer;
       sum[1 + kLimits + each] += longer ? unit.length : 0;
+      const u32 limit = p.limits[each];
+      if (!longer || limit & (limit - 1)) continue;  // rows are cut at powers of two
+      const int pieces = static_cast<int>((unit.length + limit - 1) >> (31 - __clz(limit)));
+      const i64 piece = (unit.length + pieces - 1) / pieces;
+      greatest[2 + kLimits + each] = max(greatest[2 + kLimits + each], piece);
+      sum[1 + 2 * kLimits + each] += pieces;
+      sum[1 + 3 * kLimits + each] += nodes_over(pieces);
     }
     if (!p.distinct) continue;
     const i64 entries = sum_of_lanes(unit.length, kWindow / 2);
@@ -172,6 +199,65 @@ __device__ __forceinline__ void arrange(const Params& p, i64 chunk, i64 chunks) 
   }
 }
 
+// Element i of a list's running sums: the sum before it.
+__device__ __forceinline__ int sum_before(const int* sums, i64 i) { return i ? sums[i - 1] : 0; }
+
+// Slots of each level of a row's tree, and its nodes there: kTreeLevels lists of slots, then as
+// many of nodes, with an element for each row to be cut.
+__device__ __forceinline__ void count_levels(const Params& p, i64 u) {
+  int slots = (p.cut[u].z + p.max_length - 1) / p.max_length;
+  for (int level = 0; level < kTreeLevels; ++level) {
+    const int nodes = parents_of(slots);
+    p.levels[level * p.cut_units + u] = slots;
+    p.levels[(kTreeLevels + level) * p.cut_units + u] = nodes;
+    slots = nodes > 1 ? nodes : 0;
+  }
+}
+
+// Place of a piece in its section: those of kInterleaved neighbouring rows are listed by their
+// number, then by row.
+__device__ __forceinline__ int place_of_piece(const Params& p, i64 unit, int number) {
+  const i64 first = unit - unit % kInterleaved;
+  const i64 end = min(first + kInterleaved, p.cut_units);
+  int place = sum_before(p.level_sums, first);
+  for (i64 u = first; u < end; ++u) {
+    const int pieces = p.levels[u];
+    place += min(pieces, number) + (u < unit && pieces > number);
+  }
+  return place;
+}
+
+__device__ __forceinline__ void write_piece(const Params& p, int slot) {
+  // Slots are numbered level by level, row by row, like the running sums.
+  const i64 nodes_begin = kTreeLevels * p.cut_units;
+  i64 at = 0, high = nodes_begin;
+  while (at < high) {
+    const i64 middle = at + (high - at) / 2;
+    if (p.level_sums[middle] <= slot) {
+      at = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int number = slot - sum_before(p.level_sums, at);
+  const i64 slots = p.levels[at], nodes = p.levels[nodes_begin + at];
+  const i64 group = number * nodes / slots, first = (group * slots + nodes - 1) / nodes;
+  const i64 node = p.level_sums[nodes_begin + at - 1] - p.level_sums[nodes_begin - 1] + group;
+  p.parent_of_slot[slot] = static_cast<int>(node);
+  if (number == first) {
+    const i64 end = ((group + 1) * slots + nodes - 1) / nodes;
+    const i64 own = nodes > 1 ? p.level_sums[at + p.cut_units - 1] + group : -1;
+    p.nodes[node] = make_int4(slot, static_cast<int>(end - first), static_cast<int>(own), 0);
+  }
+  if (at >= p.cut_units) return;
+  const int4 unit = p.cut[at];
+  const i64 length = unit.z;
+  const int begin = unit.y + static_cast<int>(length * number / slots);
+  const int end = unit.y + static_cast<int>(length * (number + 1) / slots);
+  const int section = p.pieces[0] ? 0 : p.counts[kShareBlock];
+  p.items[section + place_of_piece(p, at, number)] = make_int4(unit.x, begin, end, slot);
+}
+
 __device__ __forceinline__ int windows_of(int units) { return (units + kThreads - 1) / kThreads; }
 
 // One window of the list of whole units: of the classes with a warp or more together, of bundles,
@@ -248,6 +334,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_rows(const __grid_co
         break;
       case kArrange:
         arrange(p, block, chunks);
+        break;
+      case kLevels:
+        if (i < p.work) count_levels(p, i);
+        break;
+      case kPieces:
+        if (i < p.work) write_piece(p, static_cast<int>(i));
         break;
       case kItems:
         write_items(p, block);
