@@ -3,9 +3,10 @@
     python -m tools.fresh_times --data DIR --out DIR --part first,counts --time-limit 120
 
 Parts: ``first`` is one product of a new matrix, ``counts`` 1 to 1,000 products of one matrix,
-``one`` the kernels of 1, 8 and 16 columns, ``breakeven`` planning against what it saves, ``change``
-a decoder whose pattern is new at each call, ``host`` the host's time per call, ``batches`` sampled
-graphs and compiled steps. Torch, cuSPARSE and PyG are measured in the same run.
+``one`` the kernels of 1, 8 and 16 columns, ``planning`` st.plan itself, ``breakeven`` planning
+against what it saves, ``change`` a decoder whose pattern is new at each call, ``host`` the host's
+time per call, ``batches`` sampled graphs and compiled steps. Torch, cuSPARSE and PyG are measured
+in the same run.
 
 The record ``fresh_times.jsonl`` in the folder of --out has the environment in its first line, then
 one line for each figure, for what was skipped and for the seconds of each part. Ratios above 1 mean
@@ -28,6 +29,7 @@ import torch
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_table, print_text
 from tools.fresh_cases import Context, Figures, matrix_names
+from tools.fresh_planning import planning
 from tools.fresh_products import break_even, counts, first, one
 from tools.fresh_training import batches, change, host
 
@@ -39,6 +41,7 @@ PARTS: dict[str, tuple[Callable[[Context], None], float]] = {
     "change": (change, 30),
     "host": (host, 15),
     "one": (one, 55),
+    "planning": (planning, 20),
     "breakeven": (break_even, 75),
     "batches": (batches, 90),
     "counts": (counts, 90),
