@@ -89,10 +89,10 @@ def quickly(request: Request, runs: int | None) -> tuple[Choice, Account] | None
 def directly(request: Request, choice: Choice, runs: int | None) -> Account | None:
     """Return the account of the exact system's schedule if ``runs`` products do not pay for it:
     they are computed from A's arrays; None if a schedule is built."""
-    account = None if runs is None else schedule_account(request, choice)
-    if account is None or runs is None or runs >= account.products:
+    if runs is None or not multiplies_arrays(request):
         return None
-    return account if multiplies_arrays(request) else None
+    account = schedule_account(request, choice)
+    return account if account is not None and runs < account.products else None
 
 
 def direct_variant(

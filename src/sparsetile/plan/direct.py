@@ -8,6 +8,7 @@ would have paid for it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -118,7 +119,8 @@ class DirectVariant(Variant):
             started = time.perf_counter()
             csr = self.csr.with_values(self.values)
             request = Request(csr, self.n, self.dtype, self.permutation, self.deterministic)
-            with torch.cuda.device(self.device):
+            on_gpu = self.device.type == "cuda"
+            with torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
                 built = exact_system(self.device.type).build(request)
                 work = runner(built.recipe)
                 work.prepare(self.n, self.dtype, self.values is not None, self.device)

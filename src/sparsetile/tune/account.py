@@ -75,10 +75,10 @@ def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account]
 
 
 def schedule_account(request: Request, choice: Choice) -> Account | None:
-    """Return what the exact system's schedule costs and saves over products straight from A's
-    arrays; None if another system was chosen, or A is on a host, where there is no schedule."""
+    """Return what the exact system's schedule on a GPU costs, and what it saves over products
+    straight from A's arrays; None if another system was chosen."""
     exact = exact_system(request.device.type).name
-    if request.device.type != "cuda" or choice.system != exact:
+    if choice.system != exact:
         return None
     price = SCHEDULE_SECONDS[0] + SCHEDULE_SECONDS[1] * request.csr.nnz
     more, times = WITHOUT_SCHEDULE
