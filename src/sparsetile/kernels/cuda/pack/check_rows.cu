@@ -66,9 +66,8 @@ __device__ __forceinline__ void take_edge(const Params& p, i64 i) {
   p.indices[i] = static_cast<int>(column);
   if (i == 0) return;
   const i64 row_before = number_at(p.rows, p.wide_rows, i - 1);
-  const bool ascends =
-      row > row_before ||
-      (row == row_before && column > number_at(p.columns, p.wide_columns, i - 1));
+  const bool ascends = row > row_before ||
+                       (row == row_before && column > number_at(p.columns, p.wide_columns, i - 1));
   if (!ascends) p.facts[kUnsorted] = 1;
 }
 

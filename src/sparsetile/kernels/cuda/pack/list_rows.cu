@@ -87,9 +87,9 @@ __device__ __forceinline__ i64 greatest_of_lanes(i64 value) {
 __device__ __forceinline__ void count_units(const Params& p) {
   __shared__ i64 found[kWarps][kMaxima + kSums];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Longest, end, longest up to each limit, longest piece of those cut there; total, units over each
-  // limit, their total, their pieces and nodes if they are cut there, and of windows that share
-  // columns: how many, their entries, their distinct columns.
+  // Longest, end, longest up to each limit, longest piece of those cut there; total, units over
+  // each limit, their total, their pieces and nodes if they are cut there, and of windows that
+  // share columns: how many, their entries, their distinct columns.
   i64 greatest[kMaxima] = {}, sum[kSums] = {};
   const i64 step = i64(gridDim.x) * kThreads;
   for (i64 base = i64(blockIdx.x) * kThreads; base < p.work; base += step) {
