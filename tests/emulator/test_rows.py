@@ -156,7 +156,7 @@ def test_a_tree_of_several_levels_is_made_by_kernels():
         with built_by_kernels("cpu"):
             rows = row_units(csr)
             found = SegmentSchedule.make(rows, **limits)
-        assert rows.pieces_over(64) is not None
+        assert rows.cut_at(64) is not None
         assert_same_schedule(wanted, found)
 
 

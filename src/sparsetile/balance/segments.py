@@ -273,12 +273,12 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor, Tensor, _Sections, int] | None:
     """Return items, tree, sections and the longest item, made by kernels on the units' device.
 
-    Rows are cut there too, if their pieces have been counted and are in one section; other cut
-    units are copied to the host, which makes their pieces. None if there are many pieces.
+    Units are cut there too, if their pieces have been counted and those of rows are in one section;
+    otherwise they are copied to the host, which makes their pieces. None if there are many pieces.
     """
     if units.tally.bundled and max_length % LIST_STEP:
         return None  # bundles are cut at another length than rows
-    sized = units.pieces_over(max_length)
+    sized = units.cut_at(max_length)
     if shared_length is not None and 2 * shared_length >= max_length:
         sized = None  # a piece has half of the greatest length or more
     if sized is None and (
@@ -290,24 +290,25 @@ def _by_kernels(
         sharing = max_length if shared_length is None else min(shared_length, max_length)
         longer = [units.longer(limit) for limit in (max_length, sharing, min(wide_length, sharing))]
         cut, shared, wide = longer[0], longer[1] - longer[0], longer[2] - longer[1]
-        counts = (cut, shared, 0, wide, 0, units.count - longer[2])
+        counts = (0, cut, shared, 0, wide, 0, units.count - longer[2])
     limits = UnitLimits(max_length, wide_length, shared_length)
     made = arranged_on_device(units, limits, counts)
     if made is None:
         return None
     longest = units.longest_upto(max_length)
-    _, shared, wide_bundles, wide, bundles, rows = made.counts
-    if not made.counts[0]:
+    _, _, shared, wide_bundles, wide, bundles, rows = made.counts
+    if not made.cut_count:
         items = made.items((0, 0, 0))
         tree = no_tree(units.device)
         return items, *tree, (shared, wide_bundles, wide, bundles, rows), longest
     if sized is not None:
-        pieces, nodes, longest_piece = sized
-        sharing = 0 if shared_length is None else pieces
-        items = made.items((sharing, 0, pieces - sharing))
+        pieces, nodes, longest_piece, of_bundles = sized
+        sharing = 0 if shared_length is None else pieces - of_bundles
+        own = pieces - of_bundles - sharing
+        items = made.items((sharing, of_bundles, own))
         # Each piece has a slot, and each node but the roots.
-        tree = made.cut_rows(pieces + nodes - made.counts[0], nodes)
-        sections = (shared + sharing, 0, wide + pieces - sharing, 0, rows)
+        tree = made.cut_units(pieces + nodes - made.cut_count, nodes)
+        sections = (shared + sharing, wide_bundles + of_bundles, wide + own, bundles, rows)
         return items, *tree, sections, max(longest, longest_piece)
     return _cut_by_host(units, made, max_length, shared_length)
 
@@ -317,7 +318,7 @@ def _cut_by_host(
 ) -> tuple[Tensor, Tensor, Tensor, _Sections, int]:
     """Cut the units that are listed on the device."""
     device, longest = units.device, units.longest_upto(max_length)
-    _, shared, wide_bundles, wide, bundles, rows = made.counts
+    _, _, shared, wide_bundles, wide, bundles, rows = made.counts
     cut = made.cut.cpu().numpy().astype(np.int64)
     pieces, tree = cut_on_host(cut, max_length, shared_length)
     a, b, c = (part.shape[0] for part in pieces)

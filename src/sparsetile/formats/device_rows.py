@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from sparsetile.kernels.stages import STAGE_THREADS
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
-    "ArrangedUnits", "HeadShape", "ListedRows", "RowCounts", "Tally", "UnitLimits",
+    "ArrangedUnits", "CutSizes", "HeadShape", "ListedRows", "RowCounts", "Tally", "UnitLimits",
     "arranged_on_device", "counted_on_device", "heads_on_device",
 ]  # fmt: skip
 
@@ -65,6 +65,15 @@ class ListedRows(Protocol):
     def bundle_ptr(self) -> Tensor | None: ...
 
 
+class CutSizes(NamedTuple):
+    """Sizes of a schedule that cuts units at some length."""
+
+    pieces: int
+    nodes: int  # of the trees that add pieces up
+    longest: int  # the longest piece
+    of_bundles: int  # pieces of bundles
+
+
 @dataclass(frozen=True)
 class RowCounts:
     """Counts of rows on the host, which waits once for them."""
@@ -73,9 +82,7 @@ class RowCounts:
     # Windows of four rows that share columns, their entries and their
     # distinct columns; None if they were not requested.
     shared: tuple[int, int, int] | None
-    # By length: pieces, nodes of their trees and the longest piece, if longer units are cut there;
-    # right for rows that are cut at a power of two.
-    cut: dict[int, tuple[int, int, int]]
+    cut: dict[int, CutSizes]  # by length; right for powers of two
 
 
 @dataclass(frozen=True)
@@ -121,13 +128,14 @@ def counted_on_device(
         longest, end, *found = counts[:TALLY].tolist()
     count = len(LENGTHS)
     total, a, b, c = found[2 * count], *found[-3:]
-    # upto, longest piece, longer, longer_total, pieces, nodes
-    lists = [found[each * count + (each > 1) :][:count] for each in range(6)]
+    # upto, longest piece, longer, longer_total, pieces, nodes, pieces of bundles
+    lists = [found[each * count + (each > 1) :][:count] for each in range(7)]
     upto, longer, longer_total = (
         dict(zip(LENGTHS, lists[each], strict=True)) for each in (0, 2, 3)
     )
     tally = Tally(longest, total, end, units.bundle_count, longer, longer_total, upto)
-    cut = dict(zip(LENGTHS, zip(lists[4], lists[5], lists[1], strict=True), strict=True))
+    sizes = map(CutSizes, lists[4], lists[5], lists[1], lists[6])
+    cut = dict(zip(LENGTHS, sizes, strict=True))
     return RowCounts(tally, None if columns is None else (a, b, c), cut)
 
 
@@ -193,12 +201,14 @@ def _in_blocks(work: int) -> int:
 
 
 class ArrangedUnits(_Units):
-    """Units by class: to be cut, shared, wide bundles, wide rows, bundles, rows.
+    """Units by class: bundles and rows to be cut, shared, wide bundles, wide rows, bundles, rows.
 
     Attributes
     ----------
     counts : sequence of int
         Units of each class.
+    cut_count : int
+        Those of the first two.
     cut : Tensor of int32 [cut units, 4]
         ``label, begin, length, whether a bundle``.
     """
@@ -223,7 +233,9 @@ class ArrangedUnits(_Units):
             counts = [end - begin for begin, end in itertools.pairwise([0, *ends])]
         self.counts = counts
         self.new("arranged", units.count)
-        self.cut = self.new("cut", counts[0], 4)
+        self.cut_count = counts[0] + counts[1]
+        self.params["cut_units"] = self.cut_count
+        self.cut = self.new("cut", self.cut_count, 4)
         self.launch(Stage.ARRANGE, work)
 
     def items(self, pieces: tuple[int, int, int]) -> Tensor:
@@ -232,7 +244,7 @@ class ArrangedUnits(_Units):
         ``pieces`` counts those of cut units in the sections of shared rows, wide bundles and wide
         rows. Their items are left uninitialised, before the section's whole units.
         """
-        _, shared, wide_bundles, wide_rows, bundles, rows = self.counts
+        _, _, shared, wide_bundles, wide_rows, bundles, rows = self.counts
         self.params.update(counts=tuple(self.counts), pieces=pieces)
         parts = (shared + wide_bundles + wide_rows, bundles, rows)
         with building_on(self._device):
@@ -241,14 +253,13 @@ class ArrangedUnits(_Units):
                 self.launch(Stage.ITEMS, sum(map(_in_blocks, parts)))
         return found
 
-    def cut_rows(self, slots: int, nodes: int) -> tuple[Tensor, Tensor]:
+    def cut_units(self, slots: int, nodes: int) -> tuple[Tensor, Tensor]:
         """Write the items of pieces, and return ``parent_of_slot`` and ``nodes`` of their tree.
 
-        After :meth:`items`. Rows alone are cut, and all their pieces are in one section.
+        After :meth:`items`. All pieces of rows are in one section.
         """
-        count = self.counts[0]
+        count = self.cut_count
         with building_on(self._device):
-            self.params["cut_units"] = count
             self.new("levels", 2 * TREE_LEVELS * count)
             self.launch(Stage.LEVELS, count)
             self.sums("levels", into="level_sums")

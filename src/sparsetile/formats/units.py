@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.core.layout import LENGTHS
-from sparsetile.formats.device_rows import RowCounts, Tally, counted_on_device
+from sparsetile.formats.device_rows import CutSizes, RowCounts, Tally, counted_on_device
 from sparsetile.intake.csr import CSR
 from sparsetile.launch.staged import built_by_kernels
 
@@ -234,15 +234,11 @@ class RowUnits(Units):
             self.__dict__["_cut"] = found.cut
         return found
 
-    def pieces_over(self, length: int) -> tuple[int, int, int] | None:
-        """Return the pieces of rows that are cut at a length, the nodes of their trees, and the
-        longest piece.
-
-        None if kernels have not counted them, or some units are bundles.
-        """
-        if self.bundle_count or length & (length - 1) or not self.tally.total:
+    def cut_at(self, length: int) -> CutSizes | None:
+        """Return what cutting units at a length makes; None if kernels have not counted it."""
+        if length & (length - 1) or not self.tally.total:
             return None
-        found: dict[int, tuple[int, int, int]] = self.__dict__.get("_cut", {})
+        found: dict[int, CutSizes] = self.__dict__.get("_cut", {})
         return found.get(length)
 
     def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:

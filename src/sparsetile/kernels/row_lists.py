@@ -12,11 +12,11 @@ from sparsetile.kernels.stages import stage_configs
 __all__ = ["CLASSES", "LIST_ROWS", "TALLY", "TREE_LEVELS", "Stage"]
 
 # Classes of units, in the order of the kernel's lists.
-CLASSES = ("cut", "shared", "wide bundle", "wide row", "bundle", "row")
+CLASSES = ("cut bundle", "cut row", "shared", "wide bundle", "wide row", "bundle", "row")
 # Numbers of the kernel's tally: longest, end, longest up to each length, longest piece of longer
-# ones that are cut there; total, longer, their total, pieces and nodes of these if they are cut;
-# windows that share columns, their entries, their distinct columns.
-TALLY = 2 + 2 * len(LENGTHS) + 1 + 4 * len(LENGTHS) + 3
+# ones that are cut there; total, longer, their total, pieces and nodes of these if they are cut,
+# pieces of bundles; windows that share columns, their entries, their distinct columns.
+TALLY = 2 + 2 * len(LENGTHS) + 1 + 5 * len(LENGTHS) + 3
 # Levels of the tree over a row of 2^31 entries in pieces of one.
 TREE_LEVELS = 8
 
@@ -35,7 +35,7 @@ LIST_ROWS = KernelSpec(
         pointer("sums", "int*", "units of a class in a chunk, by class; then their running sums"),
         pointer("arranged", "int*", "units by class"),
         pointer("cut", "int4*", "label, begin, length, whether a bundle"),
-        pointer("levels", "int*", "slots and nodes of each level of the tree of each cut row"),
+        pointer("levels", "int*", "slots and nodes of each level of the tree of each cut unit"),
         pointer("level_sums", "const int*", "their running sums"),
         pointer("parent_of_slot", "int*", "of the tree"),
         pointer("nodes", "int4*", "of the tree"),

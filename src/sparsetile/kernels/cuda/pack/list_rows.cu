@@ -8,7 +8,7 @@
 //                of kWindow rows, of the windows: added up in `tally`
 //     classes    units of each class in each chunk                     -> running sums: `sums`
 //     arrange    units by class, in their order: `arranged`; those to be cut are listed in `cut`
-//     levels     of each row to be cut: pieces, and nodes of their tree by level  -> running sums
+//     levels     of each unit to be cut: pieces, and nodes of their tree by level  -> running sums
 //     pieces     items of pieces, and the tree that adds them up (balance/tree.py): a thread a slot
 //     items      items of whole units; the short ones sorted by length inside windows of kThreads
 //     heads      column of each thread's first entry, in whole thread blocks of `block` threads
@@ -18,8 +18,7 @@
 //
 // Assumes: fewer than 2^31 units and entries; `tally` is zero before `count`. Threads: kThreads,
 // whole warps; any grid. In `heads`, `levels` and `pieces` a thread has an element, in `count` a
-// unit; in the others a block has a chunk or a window of the list. In `levels` and `pieces` no unit
-// is a bundle.
+// unit; in the others a block has a chunk or a window of the list.
 #include "pack/row_windows.cuh"
 
 // Declared in kernels/row_lists.py.
@@ -29,16 +28,17 @@ struct Params {
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
 enum Stage { kCount, kClasses, kArrange, kLevels, kPieces, kItems, kHeads };
-enum Class { kCut, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
+enum Class { kCutBundle, kCutRow, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
 
 // Children of a node, levels of a tree, cut rows whose pieces are listed side by side: FAN_IN in
 // balance/tree.py, TREE_LEVELS in kernels/row_lists.py, INTERLEAVED in balance/segments.py.
-constexpr int kFanIn = 16, kTreeLevels = 8, kInterleaved = 16;
+// Elements of a bundle's list that a kernel loads at once: LIST_STEP in formats/bundles.py.
+constexpr int kFanIn = 16, kTreeLevels = 8, kInterleaved = 16, kListStep = 4;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
-constexpr int kMaxima = 2 + 2 * kLimits, kSums = 1 + 4 * kLimits + 3;
+constexpr int kMaxima = 2 + 2 * kLimits, kSums = 1 + 5 * kLimits + 3;
 
 struct Unit {
   i64 label, begin, length;
@@ -55,6 +55,12 @@ __device__ __forceinline__ Unit unit_at(const Params& p, i64 i) {
   const i64* const ptr = bundled ? p.bundle_ptr : p.indptr;
   const i64 begin = ptr[label];
   return {label, begin, ptr[label + 1] - begin, bundled};
+}
+
+// A share of a unit's length, rounded up; lists of bundles are cut at multiples of kListStep.
+__device__ __forceinline__ i64 grains_up(i64 length, i64 parts, bool bundled) {
+  const i64 grain = bundled ? kListStep : 1;
+  return (length / grain + parts - 1) / parts * grain;
 }
 
 // Nodes of a level that add up that many slots.
@@ -107,10 +113,11 @@ __device__ __forceinline__ void count_units(const Params& p) {
       const u32 limit = p.limits[each];
       if (!longer || limit & (limit - 1)) continue;  // rows are cut at powers of two
       const int pieces = static_cast<int>((unit.length + limit - 1) >> (31 - __clz(limit)));
-      const i64 piece = (unit.length + pieces - 1) / pieces;
+      const i64 piece = grains_up(unit.length, pieces, unit.bundled);
       greatest[2 + kLimits + each] = max(greatest[2 + kLimits + each], piece);
       sum[1 + 2 * kLimits + each] += pieces;
       sum[1 + 3 * kLimits + each] += nodes_over(pieces);
+      sum[1 + 4 * kLimits + each] += unit.bundled ? pieces : 0;
     }
     if (!p.distinct) continue;
     const i64 entries = sum_of_lanes(unit.length, kWindow / 2);
@@ -148,7 +155,7 @@ __device__ __forceinline__ void count_units(const Params& p) {
 }
 
 __device__ __forceinline__ int class_of(const Params& p, const Unit& unit) {
-  if (unit.length > p.max_length) return kCut;
+  if (unit.length > p.max_length) return unit.bundled ? kCutBundle : kCutRow;
   if (!unit.bundled && unit.length > p.shared_length) return kShareBlock;
   if (unit.length > p.wide_length) return unit.bundled ? kWideBundle : kWideRow;
   return unit.bundled ? kBundle : kRow;
@@ -193,7 +200,7 @@ __device__ __forceinline__ void arrange(const Params& p, i64 chunk, i64 chunks) 
   const i64 before = mine * chunks + chunk;
   const i64 to = (before ? p.sums[before - 1] : 0) + below;
   p.arranged[to] = static_cast<int>(i);
-  if (mine == kCut) {
+  if (mine <= kCutRow) {
     p.cut[to] = make_int4(static_cast<int>(unit.label), static_cast<int>(unit.begin),
                           static_cast<int>(unit.length), unit.bundled);
   }
@@ -202,8 +209,8 @@ __device__ __forceinline__ void arrange(const Params& p, i64 chunk, i64 chunks) 
 // Element i of a list's running sums: the sum before it.
 __device__ __forceinline__ int sum_before(const int* sums, i64 i) { return i ? sums[i - 1] : 0; }
 
-// Slots of each level of a row's tree, and its nodes there: kTreeLevels lists of slots, then as
-// many of nodes, with an element for each row to be cut.
+// Slots of each level of a unit's tree, and its nodes there: kTreeLevels lists of slots, then as
+// many of nodes, with an element for each unit to be cut.
 __device__ __forceinline__ void count_levels(const Params& p, i64 u) {
   int slots = (p.cut[u].z + p.max_length - 1) / p.max_length;
   for (int level = 0; level < kTreeLevels; ++level) {
@@ -214,11 +221,12 @@ __device__ __forceinline__ void count_levels(const Params& p, i64 u) {
   }
 }
 
-// Place of a piece in its section: those of kInterleaved neighbouring rows are listed by their
-// number, then by row.
-__device__ __forceinline__ int place_of_piece(const Params& p, i64 unit, int number) {
-  const i64 first = unit - unit % kInterleaved;
-  const i64 end = min(first + kInterleaved, p.cut_units);
+// Place of a piece among those of its section's units, which begin and end there: those of
+// kInterleaved neighbouring units are listed by their number, then by unit.
+__device__ __forceinline__ int place_of_piece(const Params& p, i64 unit, int number, i64 begins,
+                                              i64 ends) {
+  const i64 first = unit - (unit - begins) % kInterleaved;
+  const i64 end = min(first + kInterleaved, ends);
   int place = sum_before(p.level_sums, first);
   for (i64 u = first; u < end; ++u) {
     const int pieces = p.levels[u];
@@ -251,11 +259,18 @@ __device__ __forceinline__ void write_piece(const Params& p, int slot) {
   }
   if (at >= p.cut_units) return;
   const int4 unit = p.cut[at];
-  const i64 length = unit.z;
-  const int begin = unit.y + static_cast<int>(length * number / slots);
-  const int end = unit.y + static_cast<int>(length * (number + 1) / slots);
-  const int section = p.pieces[0] ? 0 : p.counts[kShareBlock];
-  p.items[section + place_of_piece(p, at, number)] = make_int4(unit.x, begin, end, slot);
+  const i64 bundles = p.counts[kCutBundle], grain = unit.w ? kListStep : 1;
+  const i64 grains = unit.z / grain;
+  const int begin = unit.y + static_cast<int>(grains * number / slots * grain);
+  const int end = unit.y + static_cast<int>(grains * (number + 1) / slots * grain);
+  int place = 0;  // of the section, then in it
+  if (unit.w) {
+    place = p.pieces[0] + p.counts[kShareBlock] + place_of_piece(p, at, number, 0, bundles);
+  } else {
+    if (!p.pieces[0]) place = p.counts[kShareBlock] + p.pieces[1] + p.counts[kWideBundle];
+    place += place_of_piece(p, at, number, bundles, p.cut_units) - p.pieces[1];
+  }
+  p.items[place] = make_int4(unit.x, begin, end, slot);
 }
 
 __device__ __forceinline__ int windows_of(int units) { return (units + kThreads - 1) / kThreads; }
@@ -266,7 +281,7 @@ __device__ __forceinline__ void write_items(const Params& p, i64 number) {
   __shared__ int lengths[kThreads];
   const int wide = p.counts[kShareBlock] + p.counts[kWideBundle] + p.counts[kWideRow];
   const int sizes[3] = {wide, p.counts[kBundle], p.counts[kRow]};
-  int begin = p.counts[kCut], size = 0;  // of the part in `arranged`
+  int begin = static_cast<int>(p.cut_units), size = 0;  // of the part in `arranged`
   int window = static_cast<int>(number), part = 0;
   for (; part < 3; ++part) {
     size = sizes[part];
@@ -291,7 +306,7 @@ __device__ __forceinline__ void write_items(const Params& p, i64 number) {
   }
   if (!inside) return;
   // Pieces of cut units come before the whole units of their section.
-  const int whole = to - p.counts[kCut];
+  const int whole = to - static_cast<int>(p.cut_units);
   to = whole + p.pieces[0];
   if (whole >= p.counts[kShareBlock]) to += p.pieces[1];
   if (whole >= p.counts[kShareBlock] + p.counts[kWideBundle]) to += p.pieces[2];
