@@ -8,10 +8,10 @@ against what it saves, ``change`` a decoder whose pattern is new at each call, `
 time per call, ``batches`` sampled graphs and compiled steps. Torch, cuSPARSE and PyG are measured
 in the same run.
 
-The record ``fresh_times.jsonl`` in the folder of --out has the environment in its first line, then
-one line for each figure, for what was skipped and for the seconds of each part. Ratios above 1 mean
-that sparsetile is faster. Tables, and the lowest ratios of each part, come last, and are also in
-``fresh_times.txt``. Parts share the
+The record ``fresh_times.jsonl`` (or another --record) in the folder of --out has the environment in
+its first line, then one line for each figure, for what was skipped and for the seconds of each
+part. Ratios above 1 mean that sparsetile is faster. Tables, and the lowest ratios of each part,
+come last, and are also in a file of that name and ``.txt``. Parts share the
 time limit; what does not fit is skipped and named. Exit code 1 if a figure failed or was wrong.
 """
 
@@ -55,6 +55,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of matrix files")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
+    parser.add_argument("--record", default="fresh_times", help="name of the record")
     parser.add_argument("--part", default=",".join(PARTS), help="parts with commas")
     parser.add_argument("--time-limit", type=float, default=400.0, help="seconds in all")
     parser.add_argument(
@@ -98,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
     begun = time.perf_counter()
     device = torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
-    figures = Figures(asked.out / "fresh_times.jsonl")
+    figures = Figures(asked.out / f"{asked.record}.jsonl")
     names = matrix_names(asked.matrices, asked.data)
     environment = describe_environment(asked.device) | {
         "commit": asked.commit or commit(), "index": asked.index, "matrices": len(names)
@@ -122,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> int:
         figures.add({"part": part, "seconds": seconds})
         note(f"fresh_times: {part}: {seconds:.1f} s, {time.perf_counter() - begun:.1f} s in all")
     text, good = _summary(figures, asked.parts)
-    (asked.out / "fresh_times.txt").write_text(text + "\n")
+    (asked.out / f"{asked.record}.txt").write_text(text + "\n")
     print_text(text)
     return 0 if good else 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,36 @@ def test_entries_in_any_order_are_sorted_and_duplicates_added():
         dense.index_put_((csr.row_ids(), columns.long()), values, accumulate=True)
         assert torch.equal(st.plan(A, 8) @ B, dense @ B)
     edges = torch.stack([csr.row_ids(), csr.indices.long()])
-    shuffled = edges[:, torch.randperm(csr.nnz)]
     repeated = edges[:, [0, *range(csr.nnz)]]
-    for given in (shuffled, repeated):
-        assert taken((given, None, csr.shape), None) is None
+    assert taken((repeated, None, csr.shape), None) is None
+    assert taken((repeated.flip(1), None, csr.shape), None) is None
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_edges_in_any_order_are_sorted(name):
+    csr = matrix(name)
+    edges = torch.stack([csr.row_ids(), csr.indices.long()])
+    order = torch.randperm(csr.nnz, generator=torch.Generator().manual_seed(3))
+    for weight in (None, torch.randn(csr.nnz)):
+        A = (edges[:, order].to(torch.int32), weight, csr.shape)
+        wanted, found = as_csr(A), taken(A, None)
+        assert found is not None
+        assert (found.entry_map is None) == (wanted.entry_map is None)
+        if wanted.entry_map is not None:
+            assert torch.equal(found.entry_map, wanted.entry_map)
+        unmapped = [replace(each, entry_map=None) for each in (found, wanted)]
+        assert_same(*unmapped)
+
+
+def test_new_values_of_sorted_edges_come_in_the_callers_order():
+    csr = matrix("hubs", 4096)
+    edges = torch.stack([csr.row_ids(), csr.indices.long()]).flip(1)
+    B = torch.randint(-4, 5, (4096, 8)).float()
+    plan = st.plan((edges, torch.ones(csr.nnz), csr.shape), 8)
+    values = torch.randint(1, 9, (csr.nnz,)).float()
+    plan.update_values(values)
+    dense = torch.zeros(csr.shape).index_put_(tuple(edges), values)
+    assert torch.equal(plan @ B, dense @ B)
 
 
 def test_a_plan_does_not_follow_arrays_that_it_copied():

@@ -14,15 +14,18 @@ __all__ = ["CHECK_ROWS", "FACTS", "Stage"]
 FACTS = ("bad", "unsorted")
 
 # The forms of a matrix.
-Stage = IntEnum("Stage", "COMPRESSED EDGES", start=0)
+Stage = IntEnum("Stage", "COMPRESSED EDGES SORTED", start=0)
 
 CHECK_ROWS = KernelSpec(
     file="pack/check_rows.cu",
     params=ParamStruct.of(
-        pointer("rows", "const void*", "row pointers, or the row of each entry"),
+        pointer("rows", "const void*", "row pointers, the row of each entry, or sorted keys"),
         pointer("columns", "const void*", "of entries"),
         pointer("indptr", "i64*", "row pointers that are written"),
         pointer("indices", "int*", "columns that are written"),
+        pointer("keys", "i64*", "of edges"),
+        pointer("order", "const i64*", "the entry of each sorted key"),
+        pointer("entry_map", "i64*", "place of each entry among the sorted ones"),
         pointer("facts", "int*", "as FACTS says"),
         i64("row_count"),
         i64("column_count"),

@@ -1,4 +1,4 @@
-"""Matrices that a plan copies as they are: sorted CSR arrays and edges on a GPU, in one launch.
+"""Matrices that a plan copies in few launches: sorted CSR arrays, and edges, on a GPU.
 
 Everything else, and everything that is wrong, is for ``intake.as_csr``.
 """
@@ -62,8 +62,11 @@ def taken(A: Any, device: torch.device | None) -> CSR | None:
     found = canonical(rows, columns, size)
     if found is None:
         return None
-    own = None if values is None else values.detach().clone()
-    return CSR(*found, own, size, checked=True)
+    own: Tensor | None = None
+    if values is not None:
+        own = values.detach()
+        own = own.clone() if found.order is None else own[found.order]
+    return CSR(found.indptr, found.indices, own, size, found.entry_map, checked=True)
 
 
 def _plain(numbers: Any) -> bool:

@@ -2,11 +2,13 @@
 // row pointers, 32-bit columns.
 //
 //     compressed  from row pointers and columns
-//     edges       from the rows and columns of entries, whose row pointers are searched for
+//     edges       from the rows and columns of entries, whose row pointers are searched for; their
+//                 keys, row * columns + column, are listed
+//     sorted      from keys that have been sorted, and the entry that each is of
 //
 // `facts` says what was found: whether a number is out of range or row pointers descend, and
 // whether entries are out of order or twice at one place. What is copied then is not to be read.
-// The host looks up what is wrong, and sorts, by tensor operations.
+// The host looks up what is wrong.
 //
 // Assumes: fewer than 2^31 rows, columns and entries; `facts` is zero before. Reads nothing out of
 // bounds, whatever the numbers are. All threads that find something write the same. Threads:
@@ -19,7 +21,7 @@ struct Params {
 };
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-enum Stage { kCompressed, kEdges };
+enum Stage { kCompressed, kEdges, kSorted };
 enum Fact { kBad, kUnsorted };
 
 __device__ __forceinline__ i64 number_at(const void* numbers, bool wide, i64 i) {
@@ -64,11 +66,19 @@ __device__ __forceinline__ void take_edge(const Params& p, i64 i) {
   const bool outside = row < 0 || row >= p.row_count || column < 0 || column >= p.column_count;
   if (outside) p.facts[kBad] = 1;
   p.indices[i] = static_cast<int>(column);
+  p.keys[i] = row * p.column_count + column;
   if (i == 0) return;
   const i64 row_before = number_at(p.rows, p.wide_rows, i - 1);
   const bool ascends = row > row_before ||
                        (row == row_before && column > number_at(p.columns, p.wide_columns, i - 1));
   if (!ascends) p.facts[kUnsorted] = 1;
+}
+
+__device__ __forceinline__ void take_key(const Params& p, i64 i) {
+  const i64 key = number_at(p.rows, true, i);
+  p.indices[i] = static_cast<int>(key % p.column_count);
+  p.entry_map[p.order[i]] = i;
+  if (i && key == number_at(p.rows, true, i - 1)) p.facts[kUnsorted] = 1;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -79,8 +89,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       if (i <= p.row_count) take_pointer(p, i);
       if (i < p.entries) take_column(p, i);
     } else {
-      if (i <= p.row_count) p.indptr[i] = count_less(p.rows, p.wide_rows, p.entries, i);
-      if (i < p.entries) take_edge(p, i);
+      const i64 first = p.stage == kSorted ? i * p.column_count : i;
+      if (i <= p.row_count) p.indptr[i] = count_less(p.rows, p.wide_rows, p.entries, first);
+      if (i >= p.entries) continue;
+      if (p.stage == kSorted) {
+        take_key(p, i);
+      } else {
+        take_edge(p, i);
+      }
     }
   }
 }
