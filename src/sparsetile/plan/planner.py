@@ -171,7 +171,9 @@ def plan(
         once if so many products are predicted to save it, and never if not. When None, the plan
         starts with a system that is planned quickly and compares all of them when it has computed
         enough products for that to pay; products before and after may differ in rounding. Give a
-        number before you capture a CUDA graph, which fixes what is planned by then.
+        number before you capture a CUDA graph, which fixes what is planned by then. For a few dozen
+        products or fewer not even a schedule is built until more are computed: they read A's
+        arrays.
         ``reorder="auto"`` searches for a row order by the same arithmetic.
     budget : float
         Seconds that ``tune="measure"`` may spend on timing, not counting compilation.
