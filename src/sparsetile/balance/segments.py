@@ -302,7 +302,7 @@ def _by_kernels(
         tree = no_tree(units.device)
         return items, *tree, (shared, wide_bundles, wide, bundles, rows), longest
     if sized is not None:
-        pieces, nodes, longest_piece, of_bundles = sized
+        pieces, nodes, of_bundles, longest_piece = sized
         sharing = 0 if shared_length is None else pieces - of_bundles
         own = pieces - of_bundles - sharing
         items = made.items((sharing, of_bundles, own))

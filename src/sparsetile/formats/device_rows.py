@@ -70,8 +70,8 @@ class CutSizes(NamedTuple):
 
     pieces: int
     nodes: int  # of the trees that add pieces up
-    longest: int  # the longest piece
     of_bundles: int  # pieces of bundles
+    longest: int  # the longest piece
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ def counted_on_device(
         kernel.launch(Stage.COUNT, units.count)
         longest, end, *found = counts[:TALLY].tolist()
     count = len(LENGTHS)
-    total, a, b, c = found[2 * count], *found[-3:]
-    # upto, longest piece, longer, longer_total, pieces, nodes, pieces of bundles
-    lists = [found[each * count + (each > 1) :][:count] for each in range(7)]
+    total, behind = found[count], 3 * count + 1
+    a, b, c = found[behind : behind + 3]
     upto, longer, longer_total = (
-        dict(zip(LENGTHS, lists[each], strict=True)) for each in (0, 2, 3)
+        dict(zip(LENGTHS, found[first : first + count], strict=True))
+        for first in (0, count + 1, 2 * count + 1)
     )
     tally = Tally(longest, total, end, units.bundle_count, longer, longer_total, upto)
-    sizes = map(CutSizes, lists[4], lists[5], lists[1], lists[6])
-    cut = dict(zip(LENGTHS, sizes, strict=True))
+    sizes = (found[first : first + count] for first in range(behind + 3, len(found), count))
+    cut = dict(zip(LENGTHS, map(CutSizes, *sizes), strict=True))
     return RowCounts(tally, None if columns is None else (a, b, c), cut)
 
 

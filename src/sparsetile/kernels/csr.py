@@ -232,8 +232,10 @@ def choose_narrow_tile(
     N = 1 two are for short rows, 2.1 against 4.4 us with 52,000 rows of 4 entries, 3.7 against 3.1
     with 25,000 of 5 (H200).
     """
+    if n > FEW_COLUMNS:
+        return None
     fitting = [tile for tile in narrow_tiles(dtype) if tile.vector == vector and tile.slab >= n]
-    if n > FEW_COLUMNS or not fitting:
+    if not fitting:
         return None
     slab = min(tile.slab for tile in fitting)
     *others, most = (tile for tile in fitting if tile.slab == slab)

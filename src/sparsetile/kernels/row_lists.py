@@ -13,10 +13,10 @@ __all__ = ["CLASSES", "LIST_ROWS", "TALLY", "TREE_LEVELS", "Stage"]
 
 # Classes of units, in the order of the kernel's lists.
 CLASSES = ("cut bundle", "cut row", "shared", "wide bundle", "wide row", "bundle", "row")
-# Numbers of the kernel's tally: longest, end, longest up to each length, longest piece of longer
-# ones that are cut there; total, longer, their total, pieces and nodes of these if they are cut,
-# pieces of bundles; windows that share columns, their entries, their distinct columns.
-TALLY = 2 + 2 * len(LENGTHS) + 1 + 5 * len(LENGTHS) + 3
+# Numbers of the kernel's tally: longest, end, longest up to each length; total, longer, their
+# total; windows that share columns, their entries, their distinct columns; of longer units, if they
+# are cut at the length: pieces, nodes of their trees, pieces of bundles, the longest piece.
+TALLY = 2 + len(LENGTHS) + 1 + 2 * len(LENGTHS) + 3 + 4 * len(LENGTHS)
 # Levels of the tree over a row of 2^31 entries in pieces of one.
 TREE_LEVELS = 8
 

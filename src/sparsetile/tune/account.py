@@ -57,18 +57,19 @@ def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account]
     """
     device = request.device.type
     quick = SYSTEMS.quick_on(device)
-    able = candidates(request, *quick)[0] if quick else []
     exact = exact_system(device).name
-    if exact not in able:
+    if exact not in quick or SYSTEMS[exact].reasons(request):
         return None
-    predicted = predict_systems(request, able)
     beside = BESIDE_SECONDS[0] + BESIDE_SECONDS[1] * request.csr.nnz
     expected = EXPECTED_RUNS if runs is None else runs
+    predicted = predict_systems(request, [exact])
+    if expected * predicted[exact] > beside:  # otherwise no other can pay, however fast
+        predicted = predict_systems(request, candidates(request, *quick)[0])
 
     def cost(name: str) -> float:
         return predicted[name] * expected + (0.0 if name == exact else beside)
 
-    chosen = min(sorted(able), key=cost)
+    chosen = min(sorted(predicted), key=cost)
     price = COMPARE_SECONDS[0] + COMPARE_SECONDS[1] * request.csr.nnz
     saves = HOPE * max(predicted[chosen] - least_seconds(request), 0.0)
     return Choice(chosen, "model", predicted), Account(price, saves)

@@ -38,7 +38,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
-constexpr int kMaxima = 2 + 2 * kLimits, kSums = 1 + 5 * kLimits + 3;
+constexpr int kMaxima = 2 + kLimits, kSums = 1 + 2 * kLimits + 3;
+// Of units that are longer than a limit, if they are cut there: lists behind those numbers.
+enum CutNumber { kPieceCount, kNodeCount, kBundlePieces, kLongestPiece, kCutNumbers };
 
 struct Unit {
   i64 label, begin, length;
@@ -90,12 +92,38 @@ __device__ __forceinline__ i64 greatest_of_lanes(i64 value) {
   return over_lanes(value, 16, [](i64 a, i64 b) { return a < b ? b : a; });
 }
 
+// What cutting a warp's units at a limit makes, added up in shared memory: in registers it would
+// take half of a thread's. Units are cut at powers of two.
+__device__ __forceinline__ void count_cut(const Params& p, const Unit& unit, int each, bool longer,
+                                          int (&cut)[kCutNumbers][kLimits]) {
+  const u32 limit = p.limits[each];
+  if (limit & (limit - 1) || !__any_sync(kWarp, longer)) return;
+  int pieces = 0, nodes = 0, longest = 0;
+  if (longer) {
+    pieces = static_cast<int>((unit.length + limit - 1) >> (31 - __clz(limit)));
+    nodes = nodes_over(pieces);
+    longest = static_cast<int>(grains_up(unit.length, pieces, unit.bundled));
+  }
+  const int of_bundles = __reduce_add_sync(kWarp, unit.bundled ? pieces : 0);
+  pieces = __reduce_add_sync(kWarp, pieces);
+  nodes = __reduce_add_sync(kWarp, nodes);
+  longest = __reduce_max_sync(kWarp, longest);
+  if (threadIdx.x % 32) return;
+  atomicAdd(&cut[kPieceCount][each], pieces);
+  atomicAdd(&cut[kNodeCount][each], nodes);
+  atomicAdd(&cut[kBundlePieces][each], of_bundles);
+  atomicMax(&cut[kLongestPiece][each], longest);
+}
+
 __device__ __forceinline__ void count_units(const Params& p) {
   __shared__ i64 found[kWarps][kMaxima + kSums];
+  __shared__ int cut[kCutNumbers][kLimits];
+  for (int i = threadIdx.x; i < kCutNumbers * kLimits; i += kThreads)
+    cut[i / kLimits][i % kLimits] = 0;
+  __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Longest, end, longest up to each limit, longest piece of those cut there; total, units over
-  // each limit, their total, their pieces and nodes if they are cut there, and of windows that
-  // share columns: how many, their entries, their distinct columns.
+  // Longest, end, longest up to each limit; total, units over each limit, their total, and of
+  // windows that share columns: how many, their entries, their distinct columns.
   i64 greatest[kMaxima] = {}, sum[kSums] = {};
   const i64 step = i64(gridDim.x) * kThreads;
   for (i64 base = i64(blockIdx.x) * kThreads; base < p.work; base += step) {
@@ -110,14 +138,7 @@ __device__ __forceinline__ void count_units(const Params& p) {
       if (!longer) greatest[2 + each] = max(greatest[2 + each], unit.length);
       sum[1 + each] += longer;
       sum[1 + kLimits + each] += longer ? unit.length : 0;
-      const u32 limit = p.limits[each];
-      if (!longer || limit & (limit - 1)) continue;  // rows are cut at powers of two
-      const int pieces = static_cast<int>((unit.length + limit - 1) >> (31 - __clz(limit)));
-      const i64 piece = grains_up(unit.length, pieces, unit.bundled);
-      greatest[2 + kLimits + each] = max(greatest[2 + kLimits + each], piece);
-      sum[1 + 2 * kLimits + each] += pieces;
-      sum[1 + 3 * kLimits + each] += nodes_over(pieces);
-      sum[1 + 4 * kLimits + each] += unit.bundled ? pieces : 0;
+      count_cut(p, unit, each, longer, cut);
     }
     if (!p.distinct) continue;
     const i64 entries = sum_of_lanes(unit.length, kWindow / 2);
@@ -141,6 +162,15 @@ __device__ __forceinline__ void count_units(const Params& p) {
     if (lane == 0) found[warp][kMaxima + each] = all;
   }
   __syncthreads();
+  for (int i = threadIdx.x; i < kCutNumbers * kLimits; i += kThreads) {
+    const int all = cut[i / kLimits][i % kLimits];
+    i64* const to = p.tally + kMaxima + kSums + i;
+    if (i / kLimits == kLongestPiece) {
+      atomicMax(to, i64(all));
+    } else if (all) {
+      atomicAdd(reinterpret_cast<u64*>(to), static_cast<u64>(all));
+    }
+  }
   const int number = threadIdx.x;
   if (number >= kMaxima + kSums) return;
   i64 all = found[0][number];
