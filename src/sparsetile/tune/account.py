@@ -30,7 +30,7 @@ COMPARE_SECONDS, BESIDE_SECONDS = (16e-3, 3e-9), (0.6e-3, 0.5e-9)
 # The same to build the exact system's schedule on a GPU, and what a product straight from the
 # arrays takes beside one with it: seconds more, and times as long
 # (docs/explanation/notes/direct.md).
-SCHEDULE_SECONDS, WITHOUT_SCHEDULE = (0.35e-3, 0.5e-9), (5e-6, 1.25)
+SCHEDULE_SECONDS, WITHOUT_SCHEDULE = (0.5e-3, 0.5e-9), (5e-6, 1.25)
 
 
 @dataclass(frozen=True)
