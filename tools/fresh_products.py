@@ -38,7 +38,8 @@ SETTINGS = (True, False)
 FRESH = 7
 # Products of the same matrix, and how often the whole series is repeated.
 COUNTS = {1: 7, 10: 5, 100: 3, 1000: 2}
-EXPECTED_RUNS: tuple[int | None, ...] = (None, 10, 1000)  # None: not said
+EXPECTED_RUNS: tuple[int | None, ...] = (None, 10, 100, 1000)  # None: not said
+FEW_RUNS = 100  # up to which they are called one by one
 MOST_GROWING = 8000  # products until a plan compares all systems, at most
 # A plan that a user keeps has been used before it is timed.
 KNOWN_CALLS = 300
@@ -225,12 +226,23 @@ def break_even(context: Context) -> None:
     Planning is the median of three variants of the matrix, after a plan of the fourth. Ratios are
     those of ``expected_runs`` products, with planning and preprocessing; below 1 a plan loses. If
     no number is said, they are those of 100, and of the kernel once the plan has compared all
-    systems.
+    systems. With "calls", few products are called one by one, launches of the host included, and
+    so are cuSPARSE's.
     """
 
     def without_plan(case: Case, n: int) -> float:
         run, _ = _way("functional.spmm", case.fresh(), case.dense(n), n)
         return graph_time(run, case.device).median
+
+    def called(case: Case, B: Tensor, n: int, expected: int, variant: int) -> float:
+        """Seconds of a plan and of its products."""
+        A = case.fresh(variant)
+
+        def work() -> None:
+            plan = st.plan(A, n, expected_runs=expected)
+            _repeat(lambda: plan @ B, expected)
+
+        return one_product(work, case.device)
 
     def measure(
         case: Case, n: int, allowed: bool, expected: int | None, bare: list[float]
@@ -249,6 +261,8 @@ def break_even(context: Context) -> None:
         for A in made:
             planning.append(one_product(functools.partial(keep, A), case.device))
         plan, cost = plans[0], statistics.median(planning)
+        if expected is not None:  # no more products than that are measured
+            plan._family.settled(plan._variant)
         kernel = graph_time(lambda: plan @ B, case.device).median
         found: Figure = {
             "system": plan.system, "expected_runs": expected, "plan_us": _microseconds(cost),
@@ -270,6 +284,11 @@ def break_even(context: Context) -> None:
                 "preprocess_us": _microseconds(preprocess), "break_even": pays,
             }  # fmt: skip
             ratios["over cuSPARSE"] = baselines.total(runs) / total
+            if expected is not None and expected <= FEW_RUNS:
+                calls = statistics.median(called(case, B, n, expected, each) for each in (0, 1, 2))
+                found["calls_us"] = _microseconds(calls)
+                called_theirs = baselines.preprocess[name] + runs * baselines.call
+                ratios["over cuSPARSE, calls"] = called_theirs / calls
             medians["break-even"] = pays
             if expected is None:
                 plan = plans[1]  # that of plans[0] is settled: a CUDA graph was captured

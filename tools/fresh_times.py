@@ -3,14 +3,15 @@
     python -m tools.fresh_times --data DIR --out DIR --part first,counts --time-limit 120
 
 Parts: ``first`` is one product of a new matrix, ``counts`` 1 to 1,000 products of one matrix,
-``one`` the kernels of 1, 8 and 16 columns, ``breakeven`` planning against what it saves, ``change``
-a decoder whose pattern is new at each call, ``host`` the host's time per call, ``batches`` sampled
-graphs and compiled steps. Torch, cuSPARSE and PyG are measured in the same run.
+``one`` the kernels of 1, 8 and 16 columns, ``planning`` st.plan itself, ``breakeven`` planning
+against what it saves, ``change`` a decoder whose pattern is new at each call, ``host`` the host's
+time per call, ``batches`` sampled graphs and compiled steps. Torch, cuSPARSE and PyG are measured
+in the same run.
 
-The record ``fresh_times.jsonl`` in the folder of --out has the environment in its first line, then
-one line for each figure, for what was skipped and for the seconds of each part. Ratios above 1 mean
-that sparsetile is faster. Tables, and the lowest ratios of each part, come last, and are also in
-``fresh_times.txt``. Parts share the
+The record ``fresh_times.jsonl`` (or another --record) in the folder of --out has the environment in
+its first line, then one line for each figure, for what was skipped and for the seconds of each
+part. Ratios above 1 mean that sparsetile is faster. Tables, and the lowest ratios of each part,
+come last, and are also in a file of that name and ``.txt``. Parts share the
 time limit; what does not fit is skipped and named. Exit code 1 if a figure failed or was wrong.
 """
 
@@ -28,6 +29,7 @@ import torch
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_table, print_text
 from tools.fresh_cases import Context, Figures, matrix_names
+from tools.fresh_planning import planning
 from tools.fresh_products import break_even, counts, first, one
 from tools.fresh_training import batches, change, host
 
@@ -39,6 +41,7 @@ PARTS: dict[str, tuple[Callable[[Context], None], float]] = {
     "change": (change, 30),
     "host": (host, 15),
     "one": (one, 55),
+    "planning": (planning, 20),
     "breakeven": (break_even, 75),
     "batches": (batches, 90),
     "counts": (counts, 90),
@@ -52,6 +55,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of matrix files")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
+    parser.add_argument("--record", default="fresh_times", help="name of the record")
     parser.add_argument("--part", default=",".join(PARTS), help="parts with commas")
     parser.add_argument("--time-limit", type=float, default=400.0, help="seconds in all")
     parser.add_argument(
@@ -95,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
     begun = time.perf_counter()
     device = torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu")
     torch.manual_seed(0)
-    figures = Figures(asked.out / "fresh_times.jsonl")
+    figures = Figures(asked.out / f"{asked.record}.jsonl")
     names = matrix_names(asked.matrices, asked.data)
     environment = describe_environment(asked.device) | {
         "commit": asked.commit or commit(), "index": asked.index, "matrices": len(names)
@@ -119,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> int:
         figures.add({"part": part, "seconds": seconds})
         note(f"fresh_times: {part}: {seconds:.1f} s, {time.perf_counter() - begun:.1f} s in all")
     text, good = _summary(figures, asked.parts)
-    (asked.out / "fresh_times.txt").write_text(text + "\n")
+    (asked.out / f"{asked.record}.txt").write_text(text + "\n")
     print_text(text)
     return 0 if good else 1
 

@@ -136,9 +136,34 @@ def test_more_threads_than_the_device_holds_take_turns(monkeypatch):
     assert_same_tally(row_units(csr).tally, rows.tally)
 
 
-def test_many_pieces_are_listed_without_kernels(constants):
+def test_many_pieces_are_listed_without_kernels_if_they_are_not_counted(constants):
     csr = matrix("hubs")
     with built_by_kernels("cpu"):
         constants(segments, HOST_PIECES=3)
-        assert SegmentSchedule.make(row_units(csr), max_length=64).longest is None
-        assert SegmentSchedule.make(row_units(csr), max_length=4096).longest is not None
+        assert SegmentSchedule.make(row_units(csr), max_length=40).longest is None
+        for counted in (64, 4096):
+            assert SegmentSchedule.make(row_units(csr), max_length=counted).longest is not None
+
+
+def test_a_tree_of_several_levels_is_made_by_kernels():
+    lengths = torch.tensor([3, 70_000, 0, 64 * 16, 64 * 16 + 1, 64, 65, 200_000, 1000])
+    csr = CSR(
+        torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        torch.arange(int(lengths.sum()), dtype=torch.int32), None, (9, int(lengths.sum())),
+    )  # fmt: skip
+    for limits in ({"max_length": 64}, {"max_length": 64, "wide_length": 16, "shared_length": 24}):
+        wanted = SegmentSchedule.make(row_units(csr), **limits)
+        with built_by_kernels("cpu"):
+            rows = row_units(csr)
+            found = SegmentSchedule.make(rows, **limits)
+        assert rows.cut_at(64) is not None
+        assert_same_schedule(wanted, found)
+
+
+@pytest.mark.parametrize("shared", [32, 40, 64])
+def test_pieces_of_rows_that_may_be_in_two_sections_are_made_on_the_host(shared):
+    csr = matrix("hubs")
+    limits = {"max_length": 64, "wide_length": 16, "shared_length": shared}
+    wanted = SegmentSchedule.make(row_units(csr), **limits)
+    with built_by_kernels("cpu"):
+        assert_same_schedule(wanted, SegmentSchedule.make(row_units(csr), **limits))

@@ -6,12 +6,13 @@ import copy
 import importlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.plan import family
+from sparsetile.plan import family, saved
 from sparsetile.plan.family import many_products
 from sparsetile.systems import SYSTEMS
 from tests.locks import at_once, slowed
@@ -156,6 +157,19 @@ def test_a_copy_keeps_what_was_chosen():
     plan @ B
     torch.testing.assert_close(plan @ B, other @ B)
     assert (plan.system, other.system) == ("dense", "cpu")
+
+
+@pytest.mark.parametrize("left", [99, 1])
+def test_a_plan_that_grows_can_be_saved(left: int, tmp_path: Path, monkeypatch):
+    plan = planned(left)
+    plan @ B
+    for report in (saved._REPORT, dict.fromkeys(plan._family.forward.report)):
+        monkeypatch.setattr(saved, "_REPORT", report)  # the second is what was written at first
+        plan.save(tmp_path / "plan.safetensors")
+        monkeypatch.undo()
+        found = st.load_plan(tmp_path / "plan.safetensors")
+        assert found.system == plan.system and found._family.forward.later is None
+        assert torch.equal(found @ B, plan @ B)
 
 
 def test_without_memory_to_compare_the_plan_stays(monkeypatch: pytest.MonkeyPatch):

@@ -13,9 +13,10 @@ from tools.fresh_cases import Baselines, Case, Context, Figures, matrix_names, s
 
 import sparsetile as st
 from sparsetile.bench.baselines import BASELINES
+from sparsetile.intake import as_csr
 from sparsetile.intake.files import write_npz
 from tests.contracts.cases import csr_of, random_matrix
-from tools import fresh_cases, fresh_products, fresh_times, fresh_training
+from tools import fresh_cases, fresh_planning, fresh_products, fresh_times, fresh_training
 
 CPU = torch.device("cpu")
 
@@ -83,6 +84,31 @@ def test_a_part_measures_every_matrix(folder, quick, part, groups, ratios):
     assert all(line["ours_us" if part != "breakeven" else "kernel_us"] > 0 for line in lines)
     if part != "counts":
         assert all(line["error"] < 1e-6 for line in lines)
+
+
+def test_planning_is_timed_for_every_form_of_a_matrix(folder, constants):
+    constants(fresh_planning, REPEATS=3, WIDTH=4)
+    code, (_, *lines, seconds) = run(folder, "planning")
+    assert code == 0 and seconds["seconds"] > 0
+    assert {line["subject"] for line in lines} == {"one", "two"}
+    groups = {line["group"] for line in lines}
+    assert {f"exact system, {form}" for form in fresh_planning.FORMS} < groups
+    assert {f"{named}, int64 arrays" for named in fresh_planning.PLANS} < groups
+    for line in lines:
+        assert len(line["plans_us"]) == 3 and line["nnz"] > 0
+        medians = line["medians"]
+        assert medians["calls"] > 50 and medians["plan, us"] == sorted(line["plans_us"])[1]
+
+
+def test_forms_of_a_matrix_are_the_same_matrix():
+    case = case_of()
+    for variant in (0, 3):
+        csr = case.variant(variant)
+        for name, form in fresh_planning.FORMS.items():
+            found = as_csr(form(case, variant))
+            assert torch.equal(found.indptr, csr.indptr), name
+            assert torch.equal(found.indices, csr.indices), name
+            assert (found.entry_map is not None) == (name == "edges")
 
 
 def test_a_changing_pattern_is_measured_by_every_way(folder):

@@ -80,6 +80,8 @@ class Schedule(ABC):
 
     def to(self, device: torch.device) -> Self:
         """Return the same schedule with its tensors on a device."""
+        if self.items.device == device:
+            return self
         found = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
         # From the host, without waiting for the device: the copy reads pageable memory before the
         # call returns.

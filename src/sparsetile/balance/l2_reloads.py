@@ -36,23 +36,22 @@ def l2_reload_factor(csr: CSR, order: Tensor | None, row_bytes: int) -> float:
 
 def _counted(csr: CSR, order: Tensor | None, window: int) -> tuple[int, int]:
     """Return the distinct columns of all runs of ``window`` entries together, and of A."""
-    lengths = csr.row_lengths()
-    if order is None:
-        number = torch.arange(csr.nnz, device=csr.device)
-    else:
+    number = torch.arange(csr.nnz, device=csr.device)
+    if order is not None:
+        lengths = csr.row_lengths()
         ordered = lengths[order]
         start = torch.empty_like(ordered)
         start[order] = torch.cumsum(ordered, 0) - ordered
         row = csr.row_ids()
-        number = start[row] + torch.arange(csr.nnz, device=csr.device) - csr.indptr[row]
-    window_of = number // window
+        number += (start - csr.indptr[:-1])[row]
+    window_of = number.div_(window, rounding_mode="floor")
     cells = -(-csr.nnz // window) * csr.shape[1]
     if cells > MOST_CELLS:
         keys = torch.unique(window_of * csr.shape[1] + csr.indices)
         return keys.numel(), int(torch.unique(csr.indices).numel())
     # One mark per (window, column): no sort.
     marks = torch.zeros(cells, dtype=torch.bool, device=csr.device)
-    marks[window_of * csr.shape[1] + csr.indices] = True
+    marks.index_fill_(0, window_of.mul_(csr.shape[1]).add_(csr.indices), True)
     columns = marks.reshape(-1, csr.shape[1]).any(0)
     read, distinct = torch.stack([marks.sum(), columns.sum()]).tolist()
     return int(read), int(distinct)

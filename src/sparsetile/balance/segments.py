@@ -18,7 +18,7 @@ from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges, no_tr
 from sparsetile.core.errors import value_error
 from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
-from sparsetile.formats.device_rows import UnitLimits, arranged_on_device
+from sparsetile.formats.device_rows import ArrangedUnits, UnitLimits, arranged_on_device
 from sparsetile.formats.units import RowUnits, Units
 from sparsetile.intake.csr import owners
 
@@ -273,28 +273,54 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor, Tensor, _Sections, int] | None:
     """Return items, tree, sections and the longest item, made by kernels on the units' device.
 
-    Cut units are copied to the host, which makes their pieces. None if there are many pieces.
+    Units are cut there too, if their pieces have been counted and those of rows are in one section;
+    otherwise they are copied to the host, which makes their pieces. None if there are many pieces.
     """
     if units.tally.bundled and max_length % LIST_STEP:
         return None  # bundles are cut at another length than rows
-    if units.longer_total(max_length) // max_length + units.longer(max_length) > HOST_PIECES:
+    sized = units.cut_at(max_length)
+    if shared_length is not None and 2 * shared_length >= max_length:
+        sized = None  # a piece has half of the greatest length or more
+    if sized is None and (
+        units.longer_total(max_length) // max_length + units.longer(max_length) > HOST_PIECES
+    ):
         return None
     counts = None
     if not units.tally.bundled:  # the tally has the size of each class
         sharing = max_length if shared_length is None else min(shared_length, max_length)
         longer = [units.longer(limit) for limit in (max_length, sharing, min(wide_length, sharing))]
         cut, shared, wide = longer[0], longer[1] - longer[0], longer[2] - longer[1]
-        counts = (cut, shared, 0, wide, 0, units.count - longer[2])
+        counts = (0, cut, shared, 0, wide, 0, units.count - longer[2])
     limits = UnitLimits(max_length, wide_length, shared_length)
     made = arranged_on_device(units, limits, counts)
     if made is None:
         return None
-    device, longest = units.device, units.longest_upto(max_length)
-    _, shared, wide_bundles, wide, bundles, rows = made.counts
-    if not made.counts[0]:
+    longest = units.longest_upto(max_length)
+    _, _, shared, wide_bundles, wide, bundles, rows = made.counts
+    if not made.cut_count:
         items = made.items((0, 0, 0))
-        return items, *no_tree(device), (shared, wide_bundles, wide, bundles, rows), longest
-    pieces, tree = cut_on_host(made.cut.numpy().astype(np.int64), max_length, shared_length)
+        tree = no_tree(units.device)
+        return items, *tree, (shared, wide_bundles, wide, bundles, rows), longest
+    if sized is not None:
+        pieces, nodes, of_bundles, longest_piece = sized
+        sharing = 0 if shared_length is None else pieces - of_bundles
+        own = pieces - of_bundles - sharing
+        items = made.items((sharing, of_bundles, own))
+        # Each piece has a slot, and each node but the roots.
+        tree = made.cut_units(pieces + nodes - made.cut_count, nodes)
+        sections = (shared + sharing, wide_bundles + of_bundles, wide + own, bundles, rows)
+        return items, *tree, sections, max(longest, longest_piece)
+    return _cut_by_host(units, made, max_length, shared_length)
+
+
+def _cut_by_host(
+    units: RowUnits, made: ArrangedUnits, max_length: int, shared_length: int | None
+) -> tuple[Tensor, Tensor, Tensor, _Sections, int]:
+    """Cut the units that are listed on the device."""
+    device, longest = units.device, units.longest_upto(max_length)
+    _, _, shared, wide_bundles, wide, bundles, rows = made.counts
+    cut = made.cut.cpu().numpy().astype(np.int64)
+    pieces, tree = cut_on_host(cut, max_length, shared_length)
     a, b, c = (part.shape[0] for part in pieces)
     items = made.items((a, b, c))
     sections = (shared + a, wide_bundles + b, wide + c, bundles, rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -71,7 +72,12 @@ def fitted_folder() -> Path:
 
 
 def _path(gpu: str) -> Path:
-    return fitted_folder() / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+    return _path_in(settings.tune_dir(), gpu)
+
+
+@functools.lru_cache(maxsize=8)
+def _path_in(folder: Path, gpu: str) -> Path:
+    return folder / "fitted" / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 
 def _read(path: Path) -> Fitted | None:
@@ -98,7 +104,7 @@ def read_fitted(gpu: str) -> Fitted | None:
     """Return the coefficients fitted on the GPU of that name; None without a readable file."""
     path = _path(gpu)
     try:
-        stat = path.stat()
+        stat = os.stat(path)
     except OSError:
         return None
     found = _read_once(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))

@@ -6,6 +6,7 @@ once. There are few on purpose: what a caller may want to vary per call is an ar
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -23,10 +24,16 @@ _DEFAULT_ENTRY_LIMIT = 2**31
 
 def _folder(variable: str, name: str) -> Path:
     """The folder that a variable names, else one in the user's cache folder."""
-    if chosen := os.environ.get(variable):
+    read = os.environ.get
+    return _folder_of(read(variable), read("XDG_CACHE_HOME"), read("HOME"), name)
+
+
+@functools.lru_cache(maxsize=32)
+def _folder_of(chosen: str | None, cache: str | None, home: str | None, name: str) -> Path:
+    """The same for values of variables: plans ask often, and paths take long to join."""
+    if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "sparsetile" / name
+    return Path(cache or os.path.join(os.path.expanduser("~"), ".cache")) / "sparsetile" / name
 
 
 def cache_dir() -> Path:

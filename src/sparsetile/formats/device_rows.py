@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.layout import LENGTHS
 from sparsetile.formats.device_bundles import WINDOW, count_distinct
-from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, Stage
+from sparsetile.kernels.row_lists import CLASSES, LIST_ROWS, TALLY, TREE_LEVELS, Stage
 from sparsetile.kernels.stages import STAGE_THREADS
 from sparsetile.launch.staged import StagedKernel, building_on, built_by_kernels
 
 __all__ = [
-    "ArrangedUnits", "HeadShape", "ListedRows", "RowCounts", "Tally", "UnitLimits",
+    "ArrangedUnits", "CutSizes", "HeadShape", "ListedRows", "RowCounts", "Tally", "UnitLimits",
     "arranged_on_device", "counted_on_device", "heads_on_device",
 ]  # fmt: skip
 
@@ -65,6 +65,15 @@ class ListedRows(Protocol):
     def bundle_ptr(self) -> Tensor | None: ...
 
 
+class CutSizes(NamedTuple):
+    """Sizes of a schedule that cuts units at some length."""
+
+    pieces: int
+    nodes: int  # of the trees that add pieces up
+    of_bundles: int  # pieces of bundles
+    longest: int  # the longest piece
+
+
 @dataclass(frozen=True)
 class RowCounts:
     """Counts of rows on the host, which waits once for them."""
@@ -73,6 +82,7 @@ class RowCounts:
     # Windows of four rows that share columns, their entries and their
     # distinct columns; None if they were not requested.
     shared: tuple[int, int, int] | None
+    cut: dict[int, CutSizes]  # by length; right for powers of two
 
 
 @dataclass(frozen=True)
@@ -117,13 +127,16 @@ def counted_on_device(
         kernel.launch(Stage.COUNT, units.count)
         longest, end, *found = counts[:TALLY].tolist()
     count = len(LENGTHS)
-    total, a, b, c = found[count], *found[-3:]
+    total, behind = found[count], 3 * count + 1
+    a, b, c = found[behind : behind + 3]
     upto, longer, longer_total = (
         dict(zip(LENGTHS, found[first : first + count], strict=True))
         for first in (0, count + 1, 2 * count + 1)
     )
     tally = Tally(longest, total, end, units.bundle_count, longer, longer_total, upto)
-    return RowCounts(tally, None if columns is None else (a, b, c))
+    sizes = (found[first : first + count] for first in range(behind + 3, len(found), count))
+    cut = dict(zip(LENGTHS, map(CutSizes, *sizes), strict=True))
+    return RowCounts(tally, None if columns is None else (a, b, c), cut)
 
 
 def arranged_on_device(
@@ -188,14 +201,16 @@ def _in_blocks(work: int) -> int:
 
 
 class ArrangedUnits(_Units):
-    """Units by class: to be cut, shared, wide bundles, wide rows, bundles, rows.
+    """Units by class: bundles and rows to be cut, shared, wide bundles, wide rows, bundles, rows.
 
     Attributes
     ----------
     counts : sequence of int
         Units of each class.
+    cut_count : int
+        Those of the first two.
     cut : Tensor of int32 [cut units, 4]
-        ``label, begin, length, whether a bundle``, on the host.
+        ``label, begin, length, whether a bundle``.
     """
 
     def __init__(
@@ -218,9 +233,10 @@ class ArrangedUnits(_Units):
             counts = [end - begin for begin, end in itertools.pairwise([0, *ends])]
         self.counts = counts
         self.new("arranged", units.count)
-        cut = self.new("cut", counts[0], 4)
+        self.cut_count = counts[0] + counts[1]
+        self.params["cut_units"] = self.cut_count
+        self.cut = self.new("cut", self.cut_count, 4)
         self.launch(Stage.ARRANGE, work)
-        self.cut = cut.cpu() if counts[0] else torch.empty((0, 4), dtype=torch.int32)
 
     def items(self, pieces: tuple[int, int, int]) -> Tensor:
         """Return the items of a schedule on the device, int32 [items, 4].
@@ -228,7 +244,7 @@ class ArrangedUnits(_Units):
         ``pieces`` counts those of cut units in the sections of shared rows, wide bundles and wide
         rows. Their items are left uninitialised, before the section's whole units.
         """
-        _, shared, wide_bundles, wide_rows, bundles, rows = self.counts
+        _, _, shared, wide_bundles, wide_rows, bundles, rows = self.counts
         self.params.update(counts=tuple(self.counts), pieces=pieces)
         parts = (shared + wide_bundles + wide_rows, bundles, rows)
         with building_on(self._device):
@@ -236,3 +252,17 @@ class ArrangedUnits(_Units):
             if any(parts):
                 self.launch(Stage.ITEMS, sum(map(_in_blocks, parts)))
         return found
+
+    def cut_units(self, slots: int, nodes: int) -> tuple[Tensor, Tensor]:
+        """Write the items of pieces, and return ``parent_of_slot`` and ``nodes`` of their tree.
+
+        After :meth:`items`. All pieces of rows are in one section.
+        """
+        count = self.cut_count
+        with building_on(self._device):
+            self.new("levels", 2 * TREE_LEVELS * count)
+            self.launch(Stage.LEVELS, count)
+            self.sums("levels", into="level_sums")
+            made = self.new("parent_of_slot", slots), self.new("nodes", nodes, 4)
+            self.launch(Stage.PIECES, slots)
+        return made

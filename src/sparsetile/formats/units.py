@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.core.layout import LENGTHS
-from sparsetile.formats.device_rows import RowCounts, Tally, counted_on_device
+from sparsetile.formats.device_rows import CutSizes, RowCounts, Tally, counted_on_device
 from sparsetile.intake.csr import CSR
 from sparsetile.launch.staged import built_by_kernels
 
@@ -227,7 +227,19 @@ class RowUnits(Units):
         return self if self.listed_by_kernels else super().near()
 
     def _counted(self) -> RowCounts | None:
-        return counted_on_device(self)
+        return self._keep(counted_on_device(self))
+
+    def _keep(self, found: RowCounts | None) -> RowCounts | None:
+        if found is not None:
+            self.__dict__["_cut"] = found.cut
+        return found
+
+    def cut_at(self, length: int) -> CutSizes | None:
+        """Return what cutting units at a length makes; None if kernels have not counted it."""
+        if length & (length - 1) or not self.tally.total:
+            return None
+        found: dict[int, CutSizes] = self.__dict__.get("_cut", {})
+        return found.get(length)
 
     def count_shared(self, columns: Tensor, min_sharing: float) -> tuple[int, int, int] | None:
         """Count windows of four rows that hold ``min_sharing`` entries per distinct column.
@@ -235,7 +247,7 @@ class RowUnits(Units):
         Returns their number, entries and distinct columns; None if no kernel counts them. Every row
         of A, whose entries' columns are given, is a unit. Also computes the tally of all units.
         """
-        found = counted_on_device(self, columns, min_sharing)
+        found = self._keep(counted_on_device(self, columns, min_sharing))
         if found is None:
             return None
         self.__dict__.setdefault("tally", found.tally)

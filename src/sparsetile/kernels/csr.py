@@ -35,6 +35,7 @@ __all__ = [
     "choose_narrow_tile",
     "choose_tile",
     "element_types",
+    "may_reload",
     "narrow_tiles",
     "out_dtypes",
     "row_tiles",
@@ -231,8 +232,10 @@ def choose_narrow_tile(
     N = 1 two are for short rows, 2.1 against 4.4 us with 52,000 rows of 4 entries, 3.7 against 3.1
     with 25,000 of 5 (H200).
     """
+    if n > FEW_COLUMNS:
+        return None
     fitting = [tile for tile in narrow_tiles(dtype) if tile.vector == vector and tile.slab >= n]
-    if n > FEW_COLUMNS or not fitting:
+    if not fitting:
         return None
     slab = min(tile.slab for tile in fitting)
     *others, most = (tile for tile in fitting if tile.slab == slab)
@@ -277,6 +280,12 @@ def _wishes(dtype: torch.dtype, vectors: int, shape: RowShape) -> list[tuple[int
     return [(16, 2), (8, 2)]
 
 
+def may_reload(cols: int, row_bytes: int, l2: int) -> bool:
+    """Whether narrow slabs of B would fit L2 where wide ones do not."""
+    wide = cols * min(row_bytes, WIDE_SLAB_BYTES)
+    return wide > l2 and cols * SLAB_BYTES <= 0.85 * l2
+
+
 def choose_tile(
     dtype: torch.dtype,
     n: int,
@@ -303,8 +312,7 @@ def choose_tile(
     if not _full(dtype, vector):
         lanes = next((a for a in _NARROW_LANES if a * vector >= n), _NARROW_LANES[-1])
         return RowTile(vector, lanes)
-    wide = cols * min(n * dtype.itemsize, WIDE_SLAB_BYTES)
-    if shape.slab_reloads >= MANY_RELOADS and wide > l2 and cols * SLAB_BYTES <= 0.85 * l2:
+    if shape.slab_reloads >= MANY_RELOADS and may_reload(cols, n * dtype.itemsize, l2):
         return RowTile(vector, SLAB_BYTES // MAX_ACCESS_BYTES)
     vectors = -(-n // vector)
     if shape.small and not args:

@@ -7,8 +7,8 @@ that the kernels cannot number. Both give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +35,20 @@ def built_by_kernels(device: torch.device) -> bool:
     return device.type in KERNEL_DEVICES
 
 
-@contextmanager
-def building_on(device: torch.device) -> Iterator[int]:
-    """Make the device current, and yield its number."""
-    index = device_index(device)
-    ensure_cuda_context(index)
-    with on_device(index):
-        yield index
+class building_on:
+    """Make the device current for a block, which gets its number."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device_index(device)
+
+    def __enter__(self) -> int:
+        ensure_cuda_context(self._index)
+        self._current = on_device(self._index)
+        self._current.__enter__()
+        return self._index
+
+    def __exit__(self, *error: Any) -> None:
+        self._current.__exit__(*error)
 
 
 class StagedKernel:

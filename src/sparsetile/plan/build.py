@@ -11,6 +11,7 @@ import torch
 
 from sparsetile.engines.request import BuiltSystem, Request
 from sparsetile.intake.arrays import dtype_name
+from sparsetile.plan.direct import DirectVariant, multiplies_arrays
 from sparsetile.plan.modes import outside_modes
 from sparsetile.plan.traced.flat import Direction
 from sparsetile.plan.variant import Later, Variant
@@ -24,11 +25,13 @@ from sparsetile.tune import (
     choose_order,
     choose_quickly,
     choose_system,
+    schedule_account,
     source_of,
 )
 
 __all__ = [
-    "build_compared", "build_variant", "built_within_memory", "later_of", "notes_on",
+    "build_compared", "build_variant", "built_within_memory", "direct_variant", "directly",
+    "later_of", "notes_on",
     "order_that_pays", "quickly", "sensible", "within_memory",
 ]  # fmt: skip
 
@@ -81,6 +84,35 @@ def quickly(request: Request, runs: int | None) -> tuple[Choice, Account] | None
     if choice.system != exact and _often_not_finite(request):
         choice = Choice(exact, "model", choice.seconds)
     return choice, account
+
+
+def directly(request: Request, choice: Choice, runs: int | None) -> Account | None:
+    """Return the account of the exact system's schedule if ``runs`` products do not pay for it:
+    they are computed from A's arrays; None if a schedule is built."""
+    if runs is None or not multiplies_arrays(request):
+        return None
+    account = schedule_account(request, choice)
+    return account if account is not None and runs < account.products else None
+
+
+def direct_variant(
+    request: Request, choice: Choice, account: Account, direct: Account, runs: int | None,
+    report: Mapping[str, Any],
+) -> DirectVariant:  # fmt: skip
+    """Return the variant that multiplies from A's arrays and, unless bits must repeat, gets a
+    schedule after as many products as would have paid for it."""
+    made = DirectVariant(
+        request.csr, request.n, request.dtype, request.permutation,
+        deterministic=request.deterministic,
+        report={
+            "build": {}, "considered": dict(choice.seconds), "considered_by": choice.by,
+            "measured": [], "rejected": {}, "notes": notes_on(request, choice),
+            "account": account.report(runs), "direct": direct.report(None), **report,
+        },
+    )  # fmt: skip
+    if not request.deterministic:
+        made.later = Later(int(direct.products) + 1, False, schedules=True)
+    return made
 
 
 def later_of(
@@ -161,6 +193,10 @@ def build_variant(
         quick = quickly(request, runs) if system == "auto" and tune == "model" else None
         if quick is not None:
             choice, account = quick
+            direct = directly(request, choice, runs)
+            if direct is not None:
+                spent = {"build": time.perf_counter() - started}
+                return direct_variant(request, choice, account, direct, runs, {"seconds": spent})
             later = later_of(account, runs, False, request.deterministic)
         elif system != "auto" and (report is not None or not SYSTEMS[system].reasons(request)):
             choice = Choice(system, by)

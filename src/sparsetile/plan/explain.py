@@ -64,6 +64,16 @@ def _others(info: Mapping[str, Any]) -> list[str]:
     return [f"  others    {when}: {costs}, may save {account['saves'] * 1e6:.1f} us a product"]
 
 
+def _direct(info: Mapping[str, Any]) -> list[str]:
+    """Why there is no schedule, or was none at first."""
+    account = info.get("direct")
+    if account is None:
+        return []
+    costs = f"takes about {_milliseconds(account['seconds'])}"
+    saves = f"may save {account['saves'] * 1e6:.1f} us a product"
+    return [f"  direct    a schedule {costs}, {saves}: not for fewer than {account['later']}"]
+
+
 def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> str:
     """Return each stage's choice and cost, every rejected system with its reason, and the floor (on
     a CPU an estimate), of ``Plan.info`` and ``Plan.floor()``.
@@ -88,6 +98,7 @@ def explain(title: str, info: Mapping[str, Any], floor: tuple[float, str]) -> st
         lines.append(f"  compile   {_milliseconds(spent['compile'])}")
     lines += _choice(info)
     lines += [f"  note      {text}" for text in info.get("notes", ())]
+    lines += _direct(info)
     lines += _others(info)
     for name, reasons in info.get("rejected", {}).items():
         lines.append(f"  {name:9s} rejected: {'; '.join(reasons)}")

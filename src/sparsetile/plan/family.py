@@ -184,6 +184,9 @@ class Family:
         later.left -= 1
         if later.left > 0 and not expects_many():
             return variant
+        if later.schedules:
+            self._schedule(variant)
+            return variant
         self._compare(variant.n)
         return self._get(variant.transposed, variant.dtype, variant.n)
 
@@ -198,20 +201,31 @@ class Family:
     @outside_modes
     def compared(self) -> bool:
         """Compare all systems now: who compiles expects many products, as that takes longer."""
-        for n in {n for _, _, n in self._variants}:
-            if not capturing(self.forward.device):
+        if not capturing(self.forward.device):
+            for n in {n for _, _, n in self._variants}:
                 self._compare(n)
+            for each in self.variants():
+                each.schedule()  # a tracer could not build it
         return True
 
     # What torch.compiler.assume_constant_result does, without the 1.5 s import of torch._dynamo.
     compared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _schedule(self, variant: Variant) -> None:
+        """Build the schedule of a width whose products are computed from A's arrays."""
+        with self.lock:
+            mine = [each for each in self.variants() if each.later is variant.later]
+            self.settled(variant)
+            with contextlib.suppress(torch.OutOfMemoryError):  # what there is works on
+                for each in mine:
+                    each.schedule()
 
     def _compare(self, n: int) -> None:
         """Compare all systems for a width, and use the best one from now on."""
         with self.lock:
             old = self._variants.get((False, self.forward.dtype, n))
             later = None if old is None else old.later
-            if old is None or later is None:  # another thread did
+            if old is None or later is None or later.schedules:  # another thread did, or none is to
                 return
             self.settled(old)  # whatever happens now: it is not tried again
             try:

@@ -105,12 +105,15 @@ class Plan(torch.nn.Module):
             [3., 3.]])
     """
 
+    _family: Family
+    _transposed: bool
+    _other: weakref.ref[Plan] | None  # the plan of the other direction
+    _kept: Plan | None  # the same, if this plan keeps it alive
+
     def __init__(self, family: Family, transposed: bool = False) -> None:
         super().__init__()
-        self._family = family
-        self._transposed = transposed
-        self._other: weakref.ref[Plan] | None = None  # the plan of the other direction
-        self._kept: Plan | None = None  # the same, if this plan keeps it alive
+        # None of these is a parameter or a module, which is what takes torch time to find out.
+        self.__dict__.update(_family=family, _transposed=transposed, _other=None, _kept=None)
 
     @property
     def _variant(self) -> Variant:

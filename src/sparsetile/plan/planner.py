@@ -28,6 +28,8 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.tuples import graph_parts
 from sparsetile.plan.build import (
     built_within_memory,
+    direct_variant,
+    directly,
     later_of,
     notes_on,
     order_that_pays,
@@ -42,6 +44,7 @@ from sparsetile.plan.family import FIRST_WIDTH, Family, Widths
 from sparsetile.plan.inference import InferencePlan
 from sparsetile.plan.modes import outside_modes, untraced, wrapped
 from sparsetile.plan.plan import Plan
+from sparsetile.plan.taken import taken
 from sparsetile.plan.traced.flat import Direction
 from sparsetile.plan.variant import Variant
 from sparsetile.reorder import REORDERERS, Permutation
@@ -168,7 +171,9 @@ def plan(
         once if so many products are predicted to save it, and never if not. When None, the plan
         starts with a system that is planned quickly and compares all of them when it has computed
         enough products for that to pay; products before and after may differ in rounding. Give a
-        number before you capture a CUDA graph, which fixes what is planned by then.
+        number before you capture a CUDA graph, which fixes what is planned by then. For a few dozen
+        products or fewer not even a schedule is built until more are computed: they read A's
+        arrays.
         ``reorder="auto"`` searches for a row order by the same arithmetic.
     budget : float
         Seconds that ``tune="measure"`` may spend on timing, not counting compilation.
@@ -243,14 +248,16 @@ def build_plan(
     target = _target_device(A, device)
     if torch.cuda.is_initialized():
         refuse_capture("plan", torch.device("cuda"), "Plan A before the capture")
-    source = as_csr(A, function="plan", device=target, complex_values=True)
+    csr = taken(A, target)
+    source = as_csr(A, function="plan", device=target, complex_values=True) if csr is None else csr
     if dtype in COMPLEX or (source.values is not None and source.values.is_complex()):
         plain = not reorder_columns and keep == "all"
         return _complex_plan(
             A, source, n, dtype, system, plain, reorder=reorder, deterministic=deterministic,
             tune=tune, expected_runs=expected_runs, budget=budget, ablation=ablation, timed=timed,
         )  # fmt: skip
-    csr = _own(source)
+    if csr is None:
+        csr = _own(source)
     read = functools.partial(_read_clock, csr.device if timed else None)
     if dtype is None:
         dtype = torch.get_default_dtype() if csr.values is None else csr.values.dtype
@@ -283,6 +290,14 @@ def build_plan(
     if reorder_columns or permutation is not request.permutation:
         request = dataclasses.replace(request, csr=csr, permutation=permutation)
     clock["reorder"] = read()
+    if quick is not None and not reorder_columns and keep == "all":
+        direct = directly(request, quick[0], runs)
+        followed = source.values is not None and source.values.requires_grad
+        if direct is not None and not followed:
+            clock["build"] = clock["compile"] = clock["reorder"]
+            with guard:
+                report = {"seconds": _spent(clock), "orders": orders}
+                return Plan(Family(direct_variant(request, *quick, direct, runs, report)))
     uncompared = tune == "none" and system == "auto"
     if uncompared:
         system = exact_system(csr.device.type).name
@@ -307,8 +322,7 @@ def build_plan(
         work = runner(built.recipe)  # held until the plan holds it, with what it prepared
         work.prepare(n, dtype, csr.values is not None, csr.device)
         clock["compile"] = read()
-        stamps = list(clock.items())
-        spent = {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
+        spent = _spent(clock)
         direction, exact = None, choice.builds.get(exact_system(csr.device.type).name)
         if exact is not None and exact is not built:  # timed too: it need not be built again
             direction = Direction(csr.indptr, built, exact)
@@ -327,6 +341,12 @@ def build_plan(
     if source.values is not None and source.values.requires_grad:
         made._family.follow = _following(A, given.with_values(None), entries)
     return made
+
+
+def _spent(clock: dict[str, float]) -> dict[str, float]:
+    """Seconds of each stage, from the times at their ends."""
+    stamps = list(clock.items())
+    return {name: at - before for (_, before), (name, at) in itertools.pairwise(stamps)}
 
 
 def _check_columns_reorder(csr: CSR) -> None:

@@ -19,8 +19,8 @@ def info(family: Family, variant: Variant) -> dict[str, Any]:
         "dtype": str(variant.dtype).removeprefix("torch."), "device": str(variant.device),
         "weighted": variant.weighted, "system": variant.system, "reorder": variant.permutation.name,
         "reorder_columns": columns, "deterministic": variant.deterministic,
-        "format_bytes": variant.built.bytes, "bytes": _bytes(all_parts(family, variant)),
-        "choices": dict(variant.built.choices), **variant.report,
+        "format_bytes": variant.format_bytes, "bytes": _bytes(all_parts(family, variant)),
+        "choices": dict(variant.choices), **variant.report,
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def _pattern(variant: Variant) -> dict[str, Tensors]:
     matrix = {"indptr": csr.indptr, "indices": csr.indices, "entry_map": csr.entry_map}
     found: dict[str, Tensors] = {
         "matrix": {name: part for name, part in matrix.items() if part is not None},
-        "exact system": variant.direction.exact.tensors,
+        "exact system": variant.exact_tensors(),
     }
     if variant.row_scale is not None:
         found["row scale"] = {"scale": variant.row_scale}

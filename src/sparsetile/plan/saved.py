@@ -46,7 +46,7 @@ def _fields(family: Family, variant: Variant) -> dict[str, Any]:
         "shape": list(variant.shape), "n": variant.n,
         "dtype": str(variant.dtype).removeprefix("torch."), "system": variant.system,
         "reorder": variant.permutation.name, "deterministic": variant.deterministic,
-        "ablation": variant.built.choices.get("ablation"),
+        "ablation": variant.choices.get("ablation"),
         "widths": widths and [widths.system, widths.tune],
     }  # fmt: skip
 
@@ -70,7 +70,8 @@ def _parts(family: Family, variant: Variant) -> tuple[str, dict[str, Tensor | No
 def on_file(family: Family, variant: Variant) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
     """What ``Plan.save`` writes: the header's fields and the tensors, but not what was built."""
     fields = _fields(family, variant)
-    fields |= {"device": variant.device.type, "report": variant.report}
+    report = {name: found for name, found in variant.report.items() if name in _REPORT}
+    fields |= {"device": variant.device.type, "report": report}
     return fields, _tensors(family, variant, family.values_now(variant))
 
 
@@ -243,12 +244,16 @@ _REPORT: dict[str, Callable[[object], bool]] = {
     "measured": _is_texts, "orders": _is_texts, "rejected": _is_reasons,
     "notes": _is_texts,
 }  # fmt: skip
+# What older files also have. The system of a plan from a file is settled.
+_OF_A_PLAN_THAT_GROWS = ("account", "compared_after")
 
 
 def checked_report(fields: object, system: str) -> dict[str, Any]:
     """Return how the plan was made, for ``Plan.explain`` and ``Plan.info``."""
     report: dict[str, Any] = named_field(fields, "report", dict)
     named_field(report, "seconds", dict)
+    for name in _OF_A_PLAN_THAT_GROWS:
+        report.pop(name, None)
     for name, found in report.items():
         if name not in _REPORT or not _REPORT[name](found):
             raise _fault("report", "how a plan was made", f"another {name}")

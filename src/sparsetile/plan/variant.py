@@ -35,16 +35,18 @@ _NOTED = 64
 
 
 class Later:
-    """That all systems are to be compared once a plan has computed some more products.
+    """That all systems are to be compared, or a schedule built, once a plan has computed some more
+    products.
 
     The variants of one width share it, so that all of them know if it is off.
     """
 
-    __slots__ = ("left", "products", "reorders")
+    __slots__ = ("left", "products", "reorders", "schedules")
 
-    def __init__(self, products: int, reorders: bool) -> None:
+    def __init__(self, products: int, reorders: bool, schedules: bool = False) -> None:
         self.products = self.left = products  # in all, and still to come
         self.reorders = reorders  # whether a row order may be chosen, too
+        self.schedules = schedules  # whether nothing is compared: a schedule is built
 
 
 class Variant:
@@ -55,30 +57,39 @@ class Variant:
         deterministic: bool, report: Mapping[str, Any], transposed: bool = False,
         direction: Direction | None = None,
     ) -> None:  # fmt: skip
-        self.csr = csr.with_values(None)  # of A, or of its transpose
-        self.shape, self.device, self.nnz = csr.shape, csr.device, csr.nnz
-        self.n, self.dtype, self.transposed = n, dtype, transposed
-        self.built, self.permutation = built, permutation
-        self.system = built.system
-        self.deterministic = deterministic
-        self.report = dict(report)
+        self._begin(csr, n, dtype, permutation, deterministic, report, transposed)
+        self.built, self.system = built, built.system
         self.runner = runner(built.recipe)
         self.direction = direction or self._with_exact()
         # What torch's operators take: of products, and with the transpose once gradients need it.
         self.flat = flatten(self.direction, None, None, None)
+        self.packed: Tensors | None = None  # what the runner made of the values, if it packs
+        self.bound_linear: BoundLinear | None = None
+        self.take(*self.prepare(None if csr.values is None else csr.values.detach()))
+
+    def _begin(
+        self, csr: CSR, n: int, dtype: torch.dtype, permutation: Permutation, deterministic: bool,
+        report: Mapping[str, Any], transposed: bool,
+    ) -> None:  # fmt: skip
+        """Set what does not depend on a system."""
+        self.csr = csr.with_values(None)  # of A, or of its transpose
+        self.shape, self.device, self.nnz = csr.shape, csr.device, csr.nnz
+        self.n, self.dtype, self.transposed = n, dtype, transposed
+        self.permutation, self.deterministic = permutation, deterministic
+        self.report = dict(report)
         self.both: tuple[list[Tensor], str] | None = None
         self.row_scale: Tensor | None = None  # 1 / entries of each row, for gradients of means
         self.values: Tensor | None = None  # one per entry, in ``dtype``; None for a pattern
-        self.packed: Tensors | None = None  # what the runner made of them, if it packs
-        # The products with the least host time, if the runner has them.
+        # The product with the least host time, if the runner has one.
         self.bound: Bound | None = None
-        self.bound_linear: BoundLinear | None = None
         self._extremum: BoundExtremum | None = None
         self._has_entries = True  # what maxima read; not for inference
         self.weighted = False
         self.later: Later | None = None  # None if its system is settled
         self._streams: set[tuple[int, ...]] = set()
-        self.take(*self.prepare(None if csr.values is None else csr.values.detach()))
+
+    def schedule(self) -> None:
+        """Build what products from arrays do without (plan/direct.py)."""
 
     def _with_exact(self) -> Direction:
         """Add the exact system's build, which serves max, min and the values' gradient."""
@@ -179,6 +190,20 @@ class Variant:
         tensors, _ = self.both or self.flat
         packed = () if self.packed is None else self.packed.values()
         return [*tensors, self.values, *packed, *self.csr.order_tensors(), self.row_scale]
+
+    def exact_tensors(self) -> Tensors:
+        """The exact system's build."""
+        return self.direction.exact.tensors
+
+    @property
+    def format_bytes(self) -> int:
+        """Bytes of the build."""
+        return self.built.bytes
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The build's choices in words."""
+        return self.built.choices
 
     def parts(self) -> dict[str, Tensors]:
         """What products read, by part."""

@@ -39,6 +39,7 @@ class Systems(Mapping[str, System]):
     def __init__(self, package: str, folder: Path) -> None:
         self._package, self._folder = package, folder
         self._found: dict[str, System | ModuleType] | None = None
+        self._exact: dict[str, str | None] = {}  # by type of device; every plan asks
         self._lock = threading.RLock()
 
     def _known(self) -> dict[str, System | ModuleType]:
@@ -74,8 +75,10 @@ class Systems(Mapping[str, System]):
 
     def exact_on(self, device: str) -> str | None:
         """Return the name of a device type's exact system."""
-        exact = (n for n in self if device in self._devices(n, "EXACT_ON", "exact_on"))
-        return next(exact, None)
+        if device not in self._exact:
+            exact = (n for n in self if device in self._devices(n, "EXACT_ON", "exact_on"))
+            self._exact[device] = next(exact, None)
+        return self._exact[device]
 
     def quick_on(self, device: str) -> list[str]:
         """Return the names of the systems that are planned about as quickly as the exact one."""
@@ -90,10 +93,12 @@ class Systems(Mapping[str, System]):
     def add(self, system: System) -> None:
         """Add a system that has no folder here."""
         self._known()[system.name] = system
+        self._exact = {}
 
     def remove(self, name: str) -> None:
         """Remove a system."""
         self._known().pop(name, None)
+        self._exact = {}
 
 
 SYSTEMS = Systems("sparsetile.systems", Path(__file__).parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsetile.tune.account import KEPT_RUNS, Account, choose_quickly
+from sparsetile.tune.account import KEPT_RUNS, Account, choose_quickly, schedule_account
 from sparsetile.tune.choose import (
     EXPECTED_RUNS,
     MEASURE_SECONDS,
@@ -19,5 +19,5 @@ from sparsetile.tune.orders import choose_order
 __all__ = [
     "EXPECTED_RUNS", "KEPT_RUNS", "MEASURE_SECONDS", "Account", "Choice", "Floor", "choose_order",
     "choose_quickly", "choose_system", "floor_seconds", "kept_timings", "measure_systems",
-    "predict_systems", "source_of",
+    "predict_systems", "schedule_account", "source_of",
 ]  # fmt: skip

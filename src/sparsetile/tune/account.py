@@ -20,13 +20,17 @@ from sparsetile.systems.registry import SYSTEMS, candidates, exact_system
 from sparsetile.tune.choose import EXPECTED_RUNS, Choice, predict_systems
 from sparsetile.tune.orders import HOPE, least_seconds
 
-__all__ = ["KEPT_RUNS", "Account", "choose_quickly"]
+__all__ = ["KEPT_RUNS", "Account", "choose_quickly", "schedule_account"]
 
 # Products that commands and benchmarks plan for: a plan that is timed or saved is kept.
 KEPT_RUNS = 10_000
 # Seconds to compare all systems, and to build another quick system beside the exact one: fixed, and
 # for an entry.
 COMPARE_SECONDS, BESIDE_SECONDS = (16e-3, 3e-9), (0.6e-3, 0.5e-9)
+# The same to build the exact system's schedule on a GPU, and what a product straight from the
+# arrays takes beside one with it: seconds more, and times as long
+# (docs/explanation/notes/direct.md).
+SCHEDULE_SECONDS, WITHOUT_SCHEDULE = (0.5e-3, 0.5e-9), (5e-6, 1.25)
 
 
 @dataclass(frozen=True)
@@ -53,18 +57,30 @@ def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account]
     """
     device = request.device.type
     quick = SYSTEMS.quick_on(device)
-    able = candidates(request, *quick)[0] if quick else []
     exact = exact_system(device).name
-    if exact not in able:
+    if exact not in quick or SYSTEMS[exact].reasons(request):
         return None
-    predicted = predict_systems(request, able)
     beside = BESIDE_SECONDS[0] + BESIDE_SECONDS[1] * request.csr.nnz
     expected = EXPECTED_RUNS if runs is None else runs
+    predicted = predict_systems(request, [exact])
+    if expected * predicted[exact] > beside:  # otherwise no other can pay, however fast
+        predicted = predict_systems(request, candidates(request, *quick)[0])
 
     def cost(name: str) -> float:
         return predicted[name] * expected + (0.0 if name == exact else beside)
 
-    chosen = min(sorted(able), key=cost)
+    chosen = min(sorted(predicted), key=cost)
     price = COMPARE_SECONDS[0] + COMPARE_SECONDS[1] * request.csr.nnz
     saves = HOPE * max(predicted[chosen] - least_seconds(request), 0.0)
     return Choice(chosen, "model", predicted), Account(price, saves)
+
+
+def schedule_account(request: Request, choice: Choice) -> Account | None:
+    """Return what the exact system's schedule on a GPU costs, and what it saves over products
+    straight from A's arrays; None if another system was chosen."""
+    exact = exact_system(request.device.type).name
+    if choice.system != exact:
+        return None
+    price = SCHEDULE_SECONDS[0] + SCHEDULE_SECONDS[1] * request.csr.nnz
+    more, times = WITHOUT_SCHEDULE
+    return Account(price, more + (times - 1) * choice.seconds[exact])

@@ -11,6 +11,8 @@ a fit needs few products, and cannot be wrong by more than the model for matrice
 
 from __future__ import annotations
 
+import functools
+
 from sparsetile.core.device import Machine
 from sparsetile.core.fitted import Fitted, SystemModel, read_fitted
 from sparsetile.engines.request import Request
@@ -42,7 +44,8 @@ def source_of(ceilings: Machine) -> str:
 
 def corrected(system: str, request: Request, seconds: float) -> float:
     """Return a system's prediction as the fit of this GPU corrects it, if there is one."""
-    fit = current_fit(request.machine)
+    ceilings = request.machine
+    fit = request.once(("fit", ceilings), functools.partial(current_fit, ceilings))
     model: SystemModel | None = None
     if fit is not None:
         model = fit.systems.get(model_name(system, request.dtype.itemsize))

@@ -6,8 +6,6 @@ docs/explanation/notes/csr.md has the measurements.
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from sparsetile.balance import SegmentSchedule
@@ -98,7 +96,7 @@ def build_rows(request: Request) -> EngineBuild:
         plain=schedule_sizes(plain),
         mixed=None if mixed is None else schedule_sizes(mixed),
         elements=0 if bundles is None else bundles.element_count,
-        shape=dataclasses.asdict(shape),
+        shape=dict(vars(shape)),
         longest=near.tally.longest,
     )
     return EngineBuild(tensors, choices, timer.seconds, meta)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
 from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
+from sparsetile.core.device import l2_bytes
 from sparsetile.formats.device_rows import HeadShape, heads_on_device
 from sparsetile.formats.units import Units
 from sparsetile.intake.csr import CSR
@@ -22,6 +23,7 @@ from sparsetile.kernels.csr import (
     THREADS,
     WIDE_SLAB_BYTES,
     RowShape,
+    may_reload,
 )
 
 __all__ = [
@@ -222,8 +224,9 @@ def row_shape(
     """Return the shape that the choice of a tile uses; ``short_entries`` are of short items."""
     rows, total = sum(schedule.sections[WIDE_SECTIONS:]), float(short_entries)
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
-    apart = l2_reload_factor(csr, order, slab_bytes)
-    whole = 0.0
+    apart = whole = 0.0
+    if may_reload(csr.shape[1], row_bytes, l2_bytes(csr.device)):
+        apart = l2_reload_factor(csr, order, slab_bytes)
     if apart < MANY_RELOADS and row_bytes > slab_bytes:
         whole = l2_reload_factor(csr, order, row_bytes)
     return RowShape(

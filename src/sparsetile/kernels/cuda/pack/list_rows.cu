@@ -8,6 +8,8 @@
 //                of kWindow rows, of the windows: added up in `tally`
 //     classes    units of each class in each chunk                     -> running sums: `sums`
 //     arrange    units by class, in their order: `arranged`; those to be cut are listed in `cut`
+//     levels     of each unit to be cut: pieces, and nodes of their tree by level  -> running sums
+//     pieces     items of pieces, and the tree that adds them up (balance/tree.py): a thread a slot
 //     items      items of whole units; the short ones sorted by length inside windows of kThreads
 //     heads      column of each thread's first entry, in whole thread blocks of `block` threads
 //
@@ -15,8 +17,8 @@
 // stage as a parameter, so that only one is compiled and loaded.
 //
 // Assumes: fewer than 2^31 units and entries; `tally` is zero before `count`. Threads: kThreads,
-// whole warps; any grid. In `heads` a thread has an element, in `count` a unit; in the others a
-// block has a chunk or a window of the list.
+// whole warps; any grid. In `heads`, `levels` and `pieces` a thread has an element, in `count` a
+// unit; in the others a block has a chunk or a window of the list.
 #include "pack/row_windows.cuh"
 
 // Declared in kernels/row_lists.py.
@@ -25,14 +27,20 @@ struct Params {
 };
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-enum Stage { kCount, kClasses, kArrange, kItems, kHeads };
-enum Class { kCut, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
+enum Stage { kCount, kClasses, kArrange, kLevels, kPieces, kItems, kHeads };
+enum Class { kCutBundle, kCutRow, kShareBlock, kWideBundle, kWideRow, kBundle, kRow, kClassCount };
 
+// Children of a node, levels of a tree, cut rows whose pieces are listed side by side: FAN_IN in
+// balance/tree.py, TREE_LEVELS in kernels/row_lists.py, INTERLEAVED in balance/segments.py.
+// Elements of a bundle's list that a kernel loads at once: LIST_STEP in formats/bundles.py.
+constexpr int kFanIn = 16, kTreeLevels = 8, kInterleaved = 16, kListStep = 4;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLimits = sizeof(Params::limits) / sizeof(int);
 constexpr int kSections = sizeof(Params::sections) / sizeof(int);
 // Numbers of the tally, in the order of its list.
 constexpr int kMaxima = 2 + kLimits, kSums = 1 + 2 * kLimits + 3;
+// Of units that are longer than a limit, if they are cut there: lists behind those numbers.
+enum CutNumber { kPieceCount, kNodeCount, kBundlePieces, kLongestPiece, kCutNumbers };
 
 struct Unit {
   i64 label, begin, length;
@@ -51,6 +59,25 @@ __device__ __forceinline__ Unit unit_at(const Params& p, i64 i) {
   return {label, begin, ptr[label + 1] - begin, bundled};
 }
 
+// A share of a unit's length, rounded up; lists of bundles are cut at multiples of kListStep.
+__device__ __forceinline__ i64 grains_up(i64 length, i64 parts, bool bundled) {
+  const i64 grain = bundled ? kListStep : 1;
+  return (length / grain + parts - 1) / parts * grain;
+}
+
+// Nodes of a level that add up that many slots.
+__device__ __forceinline__ int parents_of(int slots) { return (slots + kFanIn - 1) / kFanIn; }
+
+// Nodes of the tree over that many pieces.
+__device__ __forceinline__ int nodes_over(int pieces) {
+  int nodes = 0;
+  do {
+    pieces = parents_of(pieces);
+    nodes += pieces;
+  } while (pieces > 1);
+  return nodes;
+}
+
 template <typename Join>
 __device__ __forceinline__ i64 over_lanes(i64 value, int first, const Join& join) {
   for (int step = first; step; step /= 2) {
@@ -65,8 +92,35 @@ __device__ __forceinline__ i64 greatest_of_lanes(i64 value) {
   return over_lanes(value, 16, [](i64 a, i64 b) { return a < b ? b : a; });
 }
 
+// What cutting a warp's units at a limit makes, added up in shared memory: in registers it would
+// take half of a thread's. Units are cut at powers of two.
+__device__ __forceinline__ void count_cut(const Params& p, const Unit& unit, int each, bool longer,
+                                          int (&cut)[kCutNumbers][kLimits]) {
+  const u32 limit = p.limits[each];
+  if (limit & (limit - 1) || !__any_sync(kWarp, longer)) return;
+  int pieces = 0, nodes = 0, longest = 0;
+  if (longer) {
+    pieces = static_cast<int>((unit.length + limit - 1) >> (31 - __clz(limit)));
+    nodes = nodes_over(pieces);
+    longest = static_cast<int>(grains_up(unit.length, pieces, unit.bundled));
+  }
+  const int of_bundles = __reduce_add_sync(kWarp, unit.bundled ? pieces : 0);
+  pieces = __reduce_add_sync(kWarp, pieces);
+  nodes = __reduce_add_sync(kWarp, nodes);
+  longest = __reduce_max_sync(kWarp, longest);
+  if (threadIdx.x % 32) return;
+  atomicAdd(&cut[kPieceCount][each], pieces);
+  atomicAdd(&cut[kNodeCount][each], nodes);
+  atomicAdd(&cut[kBundlePieces][each], of_bundles);
+  atomicMax(&cut[kLongestPiece][each], longest);
+}
+
 __device__ __forceinline__ void count_units(const Params& p) {
   __shared__ i64 found[kWarps][kMaxima + kSums];
+  __shared__ int cut[kCutNumbers][kLimits];
+  for (int i = threadIdx.x; i < kCutNumbers * kLimits; i += kThreads)
+    cut[i / kLimits][i % kLimits] = 0;
+  __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Longest, end, longest up to each limit; total, units over each limit, their total, and of
   // windows that share columns: how many, their entries, their distinct columns.
@@ -84,6 +138,7 @@ __device__ __forceinline__ void count_units(const Params& p) {
       if (!longer) greatest[2 + each] = max(greatest[2 + each], unit.length);
       sum[1 + each] += longer;
       sum[1 + kLimits + each] += longer ? unit.length : 0;
+      count_cut(p, unit, each, longer, cut);
     }
     if (!p.distinct) continue;
     const i64 entries = sum_of_lanes(unit.length, kWindow / 2);
@@ -107,6 +162,15 @@ __device__ __forceinline__ void count_units(const Params& p) {
     if (lane == 0) found[warp][kMaxima + each] = all;
   }
   __syncthreads();
+  for (int i = threadIdx.x; i < kCutNumbers * kLimits; i += kThreads) {
+    const int all = cut[i / kLimits][i % kLimits];
+    i64* const to = p.tally + kMaxima + kSums + i;
+    if (i / kLimits == kLongestPiece) {
+      atomicMax(to, i64(all));
+    } else if (all) {
+      atomicAdd(reinterpret_cast<u64*>(to), static_cast<u64>(all));
+    }
+  }
   const int number = threadIdx.x;
   if (number >= kMaxima + kSums) return;
   i64 all = found[0][number];
@@ -121,7 +185,7 @@ __device__ __forceinline__ void count_units(const Params& p) {
 }
 
 __device__ __forceinline__ int class_of(const Params& p, const Unit& unit) {
-  if (unit.length > p.max_length) return kCut;
+  if (unit.length > p.max_length) return unit.bundled ? kCutBundle : kCutRow;
   if (!unit.bundled && unit.length > p.shared_length) return kShareBlock;
   if (unit.length > p.wide_length) return unit.bundled ? kWideBundle : kWideRow;
   return unit.bundled ? kBundle : kRow;
@@ -166,10 +230,77 @@ __device__ __forceinline__ void arrange(const Params& p, i64 chunk, i64 chunks) 
   const i64 before = mine * chunks + chunk;
   const i64 to = (before ? p.sums[before - 1] : 0) + below;
   p.arranged[to] = static_cast<int>(i);
-  if (mine == kCut) {
+  if (mine <= kCutRow) {
     p.cut[to] = make_int4(static_cast<int>(unit.label), static_cast<int>(unit.begin),
                           static_cast<int>(unit.length), unit.bundled);
   }
+}
+
+// Element i of a list's running sums: the sum before it.
+__device__ __forceinline__ int sum_before(const int* sums, i64 i) { return i ? sums[i - 1] : 0; }
+
+// Slots of each level of a unit's tree, and its nodes there: kTreeLevels lists of slots, then as
+// many of nodes, with an element for each unit to be cut.
+__device__ __forceinline__ void count_levels(const Params& p, i64 u) {
+  int slots = (p.cut[u].z + p.max_length - 1) / p.max_length;
+  for (int level = 0; level < kTreeLevels; ++level) {
+    const int nodes = parents_of(slots);
+    p.levels[level * p.cut_units + u] = slots;
+    p.levels[(kTreeLevels + level) * p.cut_units + u] = nodes;
+    slots = nodes > 1 ? nodes : 0;
+  }
+}
+
+// Place of a piece among those of its section's units, which begin and end there: those of
+// kInterleaved neighbouring units are listed by their number, then by unit.
+__device__ __forceinline__ int place_of_piece(const Params& p, i64 unit, int number, i64 begins,
+                                              i64 ends) {
+  const i64 first = unit - (unit - begins) % kInterleaved;
+  const i64 end = min(first + kInterleaved, ends);
+  int place = sum_before(p.level_sums, first);
+  for (i64 u = first; u < end; ++u) {
+    const int pieces = p.levels[u];
+    place += min(pieces, number) + (u < unit && pieces > number);
+  }
+  return place;
+}
+
+__device__ __forceinline__ void write_piece(const Params& p, int slot) {
+  // Slots are numbered level by level, row by row, like the running sums.
+  const i64 nodes_begin = kTreeLevels * p.cut_units;
+  i64 at = 0, high = nodes_begin;
+  while (at < high) {
+    const i64 middle = at + (high - at) / 2;
+    if (p.level_sums[middle] <= slot) {
+      at = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int number = slot - sum_before(p.level_sums, at);
+  const i64 slots = p.levels[at], nodes = p.levels[nodes_begin + at];
+  const i64 group = number * nodes / slots, first = (group * slots + nodes - 1) / nodes;
+  const i64 node = p.level_sums[nodes_begin + at - 1] - p.level_sums[nodes_begin - 1] + group;
+  p.parent_of_slot[slot] = static_cast<int>(node);
+  if (number == first) {
+    const i64 end = ((group + 1) * slots + nodes - 1) / nodes;
+    const i64 own = nodes > 1 ? p.level_sums[at + p.cut_units - 1] + group : -1;
+    p.nodes[node] = make_int4(slot, static_cast<int>(end - first), static_cast<int>(own), 0);
+  }
+  if (at >= p.cut_units) return;
+  const int4 unit = p.cut[at];
+  const i64 bundles = p.counts[kCutBundle], grain = unit.w ? kListStep : 1;
+  const i64 grains = unit.z / grain;
+  const int begin = unit.y + static_cast<int>(grains * number / slots * grain);
+  const int end = unit.y + static_cast<int>(grains * (number + 1) / slots * grain);
+  int place = 0;  // of the section, then in it
+  if (unit.w) {
+    place = p.pieces[0] + p.counts[kShareBlock] + place_of_piece(p, at, number, 0, bundles);
+  } else {
+    if (!p.pieces[0]) place = p.counts[kShareBlock] + p.pieces[1] + p.counts[kWideBundle];
+    place += place_of_piece(p, at, number, bundles, p.cut_units) - p.pieces[1];
+  }
+  p.items[place] = make_int4(unit.x, begin, end, slot);
 }
 
 __device__ __forceinline__ int windows_of(int units) { return (units + kThreads - 1) / kThreads; }
@@ -180,7 +311,7 @@ __device__ __forceinline__ void write_items(const Params& p, i64 number) {
   __shared__ int lengths[kThreads];
   const int wide = p.counts[kShareBlock] + p.counts[kWideBundle] + p.counts[kWideRow];
   const int sizes[3] = {wide, p.counts[kBundle], p.counts[kRow]};
-  int begin = p.counts[kCut], size = 0;  // of the part in `arranged`
+  int begin = static_cast<int>(p.cut_units), size = 0;  // of the part in `arranged`
   int window = static_cast<int>(number), part = 0;
   for (; part < 3; ++part) {
     size = sizes[part];
@@ -205,7 +336,7 @@ __device__ __forceinline__ void write_items(const Params& p, i64 number) {
   }
   if (!inside) return;
   // Pieces of cut units come before the whole units of their section.
-  const int whole = to - p.counts[kCut];
+  const int whole = to - static_cast<int>(p.cut_units);
   to = whole + p.pieces[0];
   if (whole >= p.counts[kShareBlock]) to += p.pieces[1];
   if (whole >= p.counts[kShareBlock] + p.counts[kWideBundle]) to += p.pieces[2];
@@ -248,6 +379,12 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_rows(const __grid_co
         break;
       case kArrange:
         arrange(p, block, chunks);
+        break;
+      case kLevels:
+        if (i < p.work) count_levels(p, i);
+        break;
+      case kPieces:
+        if (i < p.work) write_piece(p, static_cast<int>(i));
         break;
       case kItems:
         write_items(p, block);
