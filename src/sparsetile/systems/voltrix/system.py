@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
-from sparsetile.balance.cobalance import MIN_TILES
+from sparsetile.balance.cobalance import MIN_TILES, PARTIAL
 from sparsetile.core.device import H200, l2_bytes, machine, processors
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
 from sparsetile.formats import BMat
@@ -109,7 +109,7 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
         units, workers=max(1, min(most, parts)), width=columns,
         model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name), step=STEP,
         in_turn=request.ablation not in (CONTIGUOUS, GREEDY, UNBALANCED),
-        refine=request.ablation == CONTIGUOUS,
+        refine=request.ablation == CONTIGUOUS, partial=PARTIAL * tiles.stack,
     ).to(request.csr.indptr.device)  # fmt: skip
 
 
