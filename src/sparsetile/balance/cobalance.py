@@ -179,9 +179,9 @@ def _in_turn(
     need = np.maximum(cost.sum() / workers - loads, 0.0)
     need *= prefix[-1] / need.sum() if need.sum() > 0 else 0.0
     points = points_at(np.cumsum(need)[:-1], prefix, width)
-    place, split_first, split_end, split_owner = _by_points(points, len(cost) - whole, width)
+    split_row, split_first, split_end, split_owner = _by_points(points, len(cost) - whole, width)
     loads += share_costs(points, prefix, width)
-    row = np.concatenate([row[:whole], row[whole:][place]])
+    row = np.concatenate([row[:whole], row[whole:][split_row]])
     first = np.concatenate([first[:whole], split_first])
     end = np.concatenate([end[:whole], split_end])
     owner = np.concatenate([owner, split_owner])
