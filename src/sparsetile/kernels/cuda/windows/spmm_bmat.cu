@@ -240,17 +240,14 @@ struct Scout {
 
 // Producer number `me` copies rows me, me + kProducers, ... of each step; the last one also A's
 // part.
-__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int me, int lane) {
+__device__ __forceinline__ void produce(const Params& p, const Ring& ring, int first, int end,
+                                        int me, int lane) {
   const E::Storage* slab = p.b + blockIdx.z * p.b_batch_stride + slab_column(p);
   const u32 row_bytes = p.b_row_bytes;
   const bool has_a = me == kProducers - 1;
   Turns turn;
-  // Consumers clear the ring meanwhile: items and ids are three loads, one after the other.
-  ptx::wait_previous();
-  Scout scout(p, __ldg(p.first_items + blockIdx.x), __ldg(p.first_items + blockIdx.x + 1), me,
-              lane);
+  Scout scout(p, first, end, me, lane);
   Batch next = scout.next(p), later = scout.next(p);
-  __syncthreads();
 #pragma unroll 1
   while (next.bytes != 0) {
     const Batch batch = next;
@@ -438,22 +435,10 @@ __device__ __forceinline__ bool join(const Params& p, const Lane& me, int slot, 
   return climb<32>(tree_of(p, layer, 32 * sizeof(Sums)), slot, me.lane, sums, add);
 }
 
-__device__ __forceinline__ void consume(const Params& p, const Ring& ring) {
+__device__ __forceinline__ void consume(const Params& p, const Ring& ring, int first, int end) {
   const Lane me;
   const int chunk = (me.g % 2 * 4 + me.g / 2) * 16 + me.t * kRowStride;
   Turns turn;
-  // Rows that are never copied are multiplied by zeros: they must not be NaN.
-  for (int at = threadIdx.x * 16; at < kBarriersAt; at += 32 * kConsumers * 16) {
-    *reinterpret_cast<uint4*>(ring.stages + at) = make_uint4(0, 0, 0, 0);
-  }
-  if (threadIdx.x == 0) {
-    ring.barriers.init(kFullArrivals, kEmptyArrivals);
-    wg::barrier_init_done();
-  }
-  wg::fence_shared();  // TMA writes where threads wrote
-  ptx::wait_previous();
-  const int first = __ldg(p.first_items + blockIdx.x), end = __ldg(p.first_items + blockIdx.x + 1);
-  __syncthreads();
 #pragma unroll 1
   for (Items items(p, first, end); !items.done(); items.next()) {
     const Item item = items.get();
@@ -517,10 +502,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_bmat(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char s_ring[];
   const Ring ring(s_ring);
+  // Rows that are never copied are multiplied by zeros: they must not be NaN.
+  for (int at = threadIdx.x * 16; at < kBarriersAt; at += kThreads * 16) {
+    *reinterpret_cast<uint4*>(s_ring + at) = make_uint4(0, 0, 0, 0);
+  }
+  if (threadIdx.x == 0) {
+    ring.barriers.init(kFullArrivals, kEmptyArrivals);
+    wg::barrier_init_done();
+  }
+  wg::fence_shared();  // TMA writes where threads wrote
+  __syncthreads();
+  ptx::wait_previous();
+  const int first = __ldg(p.first_items + blockIdx.x), end = __ldg(p.first_items + blockIdx.x + 1);
   const int warp = threadIdx.x / 32;
   if (warp >= kConsumers) {
-    produce(p, ring, warp - kConsumers, threadIdx.x % 32);
+    produce(p, ring, first, end, warp - kConsumers, threadIdx.x % 32);
   } else {
-    consume(p, ring);
+    consume(p, ring, first, end);
   }
 }
