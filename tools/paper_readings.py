@@ -416,15 +416,31 @@ def _acc_hits() -> str:
     return f"{' and '.join(shown)} points"
 
 
-def _tile_fill() -> str:
-    lines = (RECORDS.parent / "cpu" / "tiles.jsonl").read_text().splitlines()
-    fill: dict[str, dict[str, float]] = {}
+def _tile_orders() -> dict[str, list[Record]]:
+    """Counts of tiles by row order, the same matrices in each."""
+    lines = (RECORDS.parent / "cpu" / "tile_orders.jsonl").read_text().splitlines()
+    found: dict[str, list[Record]] = {}
     for record in map(json.loads, lines):
-        if record.get("status") == "ok":
-            fill.setdefault(record["order"], {})[record["matrix"]] = record["nnz_per_tile"]
-    mine = fill["affinity"]
-    ratio = mean(mine[name] / fill["lsh"][name] for name in mine if name in fill["lsh"])
-    return f"{ratio} over `lsh` ({len(mine)} matrices)"
+        found.setdefault(record["order"], []).append(record)
+    return found
+
+
+def _tile_fill() -> str:
+    fill = {
+        order: [record["nnz_per_tile"] for record in records]
+        for order, records in _tile_orders().items()
+    }
+    ratios = [
+        mean(mine / other for mine, other in zip(fill["affinity"], fill[order], strict=True))
+        for order in ("lsh", "rabbit")
+    ]
+    return f"{' / '.join(ratios)} ({len(fill['affinity'])} matrices)"
+
+
+def _index_bytes() -> str:
+    found = [record["bytes"] for record in _tile_orders()["affinity"]]
+    ratios = [geomean(m["BitTCF"] / m[other] for m in found) for other in ("CSR", "ME-TCF 8x8")]
+    return " / ".join(f"{100 * (1 - ratio):.1f} % less" for ratio in ratios)
 
 
 # --- Training
@@ -485,7 +501,7 @@ READINGS: dict[str, Callable[[], str]] = {
     "acc/fig9": lambda: speedups("acc.jsonl", "acc", (128, 256, 512), {"reorder": "affinity"}),
     "acc/fig10": _tile_fill,
     "acc/fig11": _acc_hits,
-    "acc/fig12": lambda: _bytes([("BitTCF", "CSR"), ("BitTCF", "ME-TCF")]),
+    "acc/fig12": _index_bytes,
     "acc/fig13": lambda: _acc_without("no-pipeline", {"ablation": "no-stack"}),
     "acc/fig14": lambda: _acc_without("no-balance", {}),
     "acc/fig15": _acc_ladder,

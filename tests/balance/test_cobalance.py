@@ -130,13 +130,31 @@ def test_windows_that_are_left_are_split_along_n_so_that_all_end_together():
     assert max(loads(schedule)) == pytest.approx(min(loads(schedule)))
 
 
-def test_hub_windows_in_turn_are_several_pieces_for_each_worker():
-    tiles = [2000] + [40] * 50
-    schedule = made(tiles, 10, in_turn=True)
-    share = (sum(tiles) + MODEL.window * len(tiles)) / 10
+HUB = [2000] + [40] * 50
+
+
+def test_hub_windows_in_turn_are_split_along_n_without_partial_sums():
+    schedule = made(HUB, 10, width=16, in_turn=True)
     hub = schedule.items[schedule.items[:, 0] == 0]
-    assert schedule.slot_count >= 4 * 2000 / share
-    assert float((hub[:, 2] - hub[:, 1]).max()) <= share / 4 + 1 and schedule.largest < 1.1
+    assert schedule.slot_count == 0 and len(hub) >= 5
+    assert (hub[:, 2] - hub[:, 1] == 2000).all(), "each part reads all tiles"
+    assert max(loads(schedule)) < 1.1 * sum(loads(schedule)) / 10
+
+
+def test_hub_windows_in_turn_are_cut_along_their_tiles_if_n_has_one_unit():
+    schedule = made(HUB, 10, width=1, in_turn=True)
+    hub = schedule.items[schedule.items[:, 0] == 0]
+    assert schedule.slot_count == len(hub) >= 5
+    check_cover(units_of(HUB), schedule.pieces())
+    assert max(loads(schedule)) < 1.15 * sum(loads(schedule)) / 10
+
+
+def test_fewer_windows_are_cut_if_partial_sums_cost_more():
+    counts = [
+        made([300] * 12, 10, width=1, in_turn=True, partial=partial).slot_count
+        for partial in (0, 20, 100, 1000)
+    ]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -113,7 +113,8 @@ def test_the_parts_of_acc_are_measured_on_real_graphs_and_stand_ins() -> None:
     found = expand(suite, data=None, device="cuda", matrices=["protein-like"])
     configs = [dict(e.config) for e in found.entries if e.kind == "system"]
     off = [config.get("ablation") for config in configs]
-    assert len(configs) == 9 and {"no-balance", "no-stack", "no-pipeline", "bittcf"} <= set(off)
+    assert len(configs) == 11 and {"no-balance", "no-stack", "no-pipeline", "bittcf"} <= set(off)
+    assert {"dtc-pipeline", "pipeline", "ibd-gate"} <= set(off)
 
 
 def test_a_baseline_that_is_not_installed_is_named_and_left_out(
@@ -240,6 +241,16 @@ def test_asyncsparse_is_measured_on_the_core_matrices_and_pruned_weights(tmp_pat
     assert {e.matrix.name for e in wide} == core
     assert {e.config.get("reorder") for e in wide} == {None, "affinity"}
     assert len(entries) < 1500  # at 0.07 s an entry the whole takes under 150 s
+
+
+def test_bcsr_is_measured_in_tf32_and_in_blocks_of_three_sizes(tmp_path: Path) -> None:
+    real = [e for e in _asyncsparse(tmp_path) if (e.system, e.dtype) == ("bcsr", "float32")]
+    assert {e.n for e in real} == {1024} and len({e.matrix.name for e in real}) == 32
+    entries = expand(load_suite("asyncsparse_blocks"), data=None, device="cuda").entries
+    assert {e.matrix.name for e in entries} == {f"gate_proj-90-of-{b}" for b in (32, 64, 128)}
+    assert {(e.system, e.dtype) for e in entries} == {
+        (system, dtype) for system in ("bcsr", "torch-dense") for dtype in ("bfloat16", "float32")
+    }
 
 
 def test_pruned_weights_are_measured_in_two_types_and_layouts_up_to_65536(tmp_path: Path) -> None:

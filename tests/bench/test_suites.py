@@ -14,8 +14,8 @@ from sparsetile.systems import SYSTEMS
 from tests.bench.files import write_suite
 
 EXPECTED = [
-    "acc", "acc_parts", "all", "asyncsparse", "brp", "core", "cpu", "generated",
-    "large", "rsh", "scaling", "voltrix",
+    "acc", "acc_parts", "all", "asyncsparse", "asyncsparse_blocks", "brp", "core", "cpu",
+    "generated", "large", "rsh", "scaling", "voltrix",
 ]  # fmt: skip
 
 

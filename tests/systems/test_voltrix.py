@@ -128,6 +128,16 @@ def test_windows_have_32_rows_if_those_read_less_of_b():
     assert meta_of(csr=alike, dtype=F16, n=1024)["width"] == 8, "registers for no more"
 
 
+def test_windows_have_32_rows_for_fewer_savings_if_rows_of_b_are_wide():
+    # Pairs of windows of 16 share a third of their columns: 32 rows read 5/6 of B's rows.
+    blocks = np.zeros((32, 96), dtype=np.float32)
+    blocks[:16, :48], blocks[16:, 32:80] = 1, 1
+    third = csr_of(sp.csr_array(np.tile(blocks, (20, 1))))
+    stacks = {n: meta_of(csr=third, n=n)["stack"] for n in (128, 512)}
+    assert stacks == {128: 1, 512: 2}
+    assert meta_of(csr=third, dtype=F16, n=128)["stack"] == 2, "two tiles an MMA"
+
+
 def test_slabs_are_narrower_where_scattered_rows_of_b_then_fit_l2(gpu_facts, constants):
     csr = csr_of(random_matrix(400, 3000, 0.01))
     room = 3000 * 8 * 128 / 0.85 + 1  # for slabs of 8 pieces, not of 16

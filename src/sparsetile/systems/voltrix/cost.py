@@ -13,6 +13,8 @@ import bisect
 import math
 from collections.abc import Mapping
 
+import torch
+
 from sparsetile.balance import CostModel
 from sparsetile.core.device import H200
 from sparsetile.core.fitted import read_fitted
@@ -22,15 +24,16 @@ from sparsetile.formats.bmat import WINDOW_ROWS
 from sparsetile.jit.source import device_tree_digest
 from sparsetile.kernels.bmat import PIECE_BYTES, slab_width
 
-__all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "STACK_SHARE", "predict_voltrix", "schedule_costs"]
+__all__ = ["COPY_SHARE", "SCHEDULE_COSTS", "predict_voltrix", "schedule_costs", "stack_share"]
 
 # Bytes of a copy -> share of L2's gather rate.
 COPY_SHARE = {128: 0.26, 256: 0.49, 512: 0.73, 1024: 0.87, 2048: 0.93}
 # Share of the copies' rate, share of B's and C's own time that copies do not hide, and seconds of
 # start-up and end.
 PRODUCT_SHARE, ONCE_SHARE, START = 0.65, 1.05, 12e-6
-# Windows have 32 rows if they read less than this share of what windows of 16 read of B.
-STACK_SHARE = 0.95
+# Windows have 32 rows if they read less than this share of what windows of 16 read of B: in
+# float32, where MMAs are dearer, by the bytes of a row of B (14 matrices on an H200).
+STACK_SHARE, NARROW_STACK_SHARE, WIDE_ROW = 0.91, 0.75, 2048
 # Equation 1 by GPU, with D in columns of float32 (results/<gpu>/voltrix_study.json).
 SCHEDULE_COSTS: Mapping[str, CostModel] = {
     H200.name: CostModel(tile=4.516e-12, window=13.85e-12, fixed=16.69e-6),
@@ -53,6 +56,12 @@ def schedule_costs(name: str) -> CostModel:
     return SCHEDULE_COSTS.get(name, ESTIMATE)
 
 
+def stack_share(dtype: torch.dtype, row_bytes: int) -> float:
+    """Return the share of the reads of B below which windows have 32 rows."""
+    narrow = dtype is torch.float32 and row_bytes < WIDE_ROW
+    return NARROW_STACK_SHARE if narrow else STACK_SHARE
+
+
 def _copy_share(row_bytes: int) -> float:
     """Share of L2's gather rate for copies of this many bytes: that of the next smaller size."""
     sizes = sorted(COPY_SHARE)
@@ -73,7 +82,7 @@ def predict_voltrix(request: Request) -> float:
     share = _copy_share(max(copied, 1)) * PRODUCT_SHARE
     short, tall = request.pairs(WINDOW_ROWS), request.pairs(4 * WINDOW_ROWS)
     between = math.sqrt(short * tall)  # close to windows of 32, which no other system counts
-    pairs = between if between < STACK_SHARE * short else short
+    pairs = between if between < stack_share(request.dtype, row) * short else short
     gathered = row * pairs / (ceilings.l2_gather * share)
     once = row * rows_once(request.csr) / ceilings.dram
     return START + gathered + ONCE_SHARE * once

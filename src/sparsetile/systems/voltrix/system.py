@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from sparsetile.balance import CoBalanced, CostModel, l2_reload_factor
-from sparsetile.balance.cobalance import MIN_TILES
+from sparsetile.balance.cobalance import MIN_TILES, PARTIAL
 from sparsetile.core.device import H200, l2_bytes, machine, processors
 from sparsetile.engines.request import BuildTimer, BuiltSystem, Request, order_tensor
 from sparsetile.formats import BMat
@@ -44,7 +44,7 @@ from sparsetile.kernels.csr import MANY_RELOADS
 from sparsetile.launch.geometry import ACCESS_BYTES
 from sparsetile.systems.requirements import bulk_reasons, shared_reasons, tile_reasons
 from sparsetile.systems.tiles import TileSystem
-from sparsetile.systems.voltrix.cost import STACK_SHARE, predict_voltrix, schedule_costs
+from sparsetile.systems.voltrix.cost import predict_voltrix, schedule_costs, stack_share
 from sparsetile.systems.voltrix.runner import VoltrixRunner
 
 __all__ = ["SYSTEM", "VoltrixSystem"]
@@ -71,7 +71,8 @@ def _stack(request: Request) -> int:
         return 2 if request.ablation == TALL else 1
     if request.ablation is not None:
         return 1  # the paper's windows
-    return 2 if request.pairs(2 * WINDOW_ROWS) < STACK_SHARE * request.pairs(WINDOW_ROWS) else 1
+    share = stack_share(request.dtype, request.row_bytes)
+    return 2 if request.pairs(2 * WINDOW_ROWS) < share * request.pairs(WINDOW_ROWS) else 1
 
 
 def _slab_width(request: Request, stack: int) -> int:
@@ -109,7 +110,7 @@ def _schedule(request: Request, tiles: BMat, pipe: Pipe, width: int) -> CoBalanc
         units, workers=max(1, min(most, parts)), width=columns,
         model=EVEN_WINDOWS if request.ablation == UNBALANCED else schedule_costs(name), step=STEP,
         in_turn=request.ablation not in (CONTIGUOUS, GREEDY, UNBALANCED),
-        refine=request.ablation == CONTIGUOUS,
+        refine=request.ablation == CONTIGUOUS, partial=PARTIAL * tiles.stack,
     ).to(request.csr.indptr.device)  # fmt: skip
 
 
