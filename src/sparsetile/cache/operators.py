@@ -29,7 +29,7 @@ from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.kernels.cpu.api import arrays_fit, product_of_arrays, sampled_product_of_arrays
 from sparsetile.launch.direct import direct_product, direct_sddmm, takes_arrays
 from sparsetile.launch.faults import raise_faults
-from sparsetile.launch.grouping import MOST_GROUPED, transposed_arrays
+from sparsetile.launch.grouping import transposed_arrays
 from sparsetile.plan.modes import PLAIN_TYPES, outside_modes, plain_call
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
@@ -44,8 +44,9 @@ UNPLANNED_ON_CPU = True
 EXPECTED_RUNS = 10
 # Plans of one pattern, by width and type of X.
 MAX_PLANS = 16
-# Where a kernel of ours makes transposes, of fewer rows and columns than this.
-GROUPED_ON, _MOST_KEYS = "cuda", 2**31 - 1
+# Where a kernel of ours makes transposes: of fewer rows and columns than KEYS, and up to so many
+# entries. Of 10 million torch's sort takes less (docs/explanation/notes/direct.md).
+GROUPED_ON, _MOST_KEYS, _MOST_GROUPED = "cuda", 2**31 - 1, 2**21
 
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
 _LIB.define(
@@ -237,7 +238,7 @@ def _groups(indptr: Tensor, indices: Tensor, cols: int) -> bool:
     """Whether a kernel of ours makes the transpose."""
     return (
         indices.device.type == GROUPED_ON
-        and 0 < indices.shape[0] <= MOST_GROUPED
+        and 0 < indices.shape[0] <= _MOST_GROUPED
         and 0 < cols < _MOST_KEYS
         and 1 < indptr.shape[0] <= _MOST_KEYS
     )

@@ -10,8 +10,9 @@ from sparsetile.core.errors import value_error
 from sparsetile.kernels.csr import vector_width
 
 __all__ = [
-    "ACCESS_BYTES", "MAX_BLOCKS", "MAX_SCRATCH", "MAX_SLABS", "Geometry", "aligned", "batch_count",
-    "batch_pieces", "padded_like", "reachable", "stride_params", "within_reach",
+    "ACCESS_BYTES", "MAX_BLOCKS", "MAX_ROW_BYTES", "MAX_SCRATCH", "MAX_SLABS", "Geometry",
+    "aligned", "batch_count", "batch_pieces", "padded_like", "reachable", "stride_params",
+    "within_reach",
 ]  # fmt: skip
 
 # gridDim.z, the batch, ends here; larger batches are launched in pieces.

@@ -36,7 +36,13 @@ from sparsetile.kernels.csr import (
 from sparsetile.kernels.grouping import Lists
 from sparsetile.kernels.won import SPMM_WON, won_config, won_lanes, won_vector
 from sparsetile.launch.columns import prepare_changing
-from sparsetile.launch.geometry import ACCESS_BYTES, MAX_SCRATCH, reachable, stride_params
+from sparsetile.launch.geometry import (
+    ACCESS_BYTES,
+    MAX_ROW_BYTES,
+    MAX_SCRATCH,
+    reachable,
+    stride_params,
+)
 from sparsetile.launch.grouping import GroupedRows
 from sparsetile.launch.kept import KeptLaunches
 
@@ -117,7 +123,10 @@ def _operand(x: Tensor) -> Tensor:
     """Return a matrix that kernels can read."""
     if x.stride(1) != 1 and x.shape[1] > 1:
         x = x.contiguous()
-    return reachable(x.resolve_neg())
+    # The dispatcher takes longer than these questions.
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x if x.stride(0) * x.element_size() <= MAX_ROW_BYTES else reachable(x)
 
 
 def _run(
@@ -133,7 +142,11 @@ def _run(
         bias = bias.float().contiguous()
     if not rows.shape[0]:
         return out, places
-    vector = vector_width(dtype, n, stride, at // x.element_size())
+    size = x.element_size()
+    if (at | stride * size | n * size) % ACCESS_BYTES:
+        vector = vector_width(dtype, n, stride, at // size)
+    else:
+        vector = ACCESS_BYTES // size
     device = device_index(x.device)
     weighted, biased = values is not None, bias is not None
     kind = (mode, dtype, n, stride, vector, weighted, mean, biased, device)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from sparsetile.layers import graph_attention as fused
 from sparsetile.layers.edge_attention import Entries, attend_entries
 from sparsetile.nn.edge_features import edge_softmax, features_with_loops
+from sparsetile.nn.fresh import FreshGraph
 from sparsetile.nn.graph import Graph
 from sparsetile.nn.heads import HeadsLayer
 from sparsetile.nn.lazy import linear, materialise
@@ -160,6 +161,7 @@ class GATConv(HeadsLayer):
         if not return_attention_weights and self._fuses(graph, messages, of_edge):
             out = self._attend(graph, messages, targets, of_edge)
             return out if residual is None else out + residual
+        graph = graph.canonical if isinstance(graph, FreshGraph) else graph
         attention = self._attention(graph, messages, targets, of_edge)
         out = self._gather(graph, messages, attention, self.bias)
         if residual is not None:
