@@ -312,6 +312,7 @@ def reads_the_loss(net: nn.Module, optimizer: Optimizer) -> Callable[..., Tensor
 
 
 def makes_a_graph(net: nn.Module, optimizer: Optimizer) -> Callable[..., Tensor]:
+    """It waits once the graph is planned: eager calls before the capture need not."""
     step = step_of(net, optimizer)
     return lambda x, edges, labels: step(x, edges.clone(), labels)
 
@@ -332,7 +333,7 @@ def waits_for_the_device(net: nn.Module, optimizer: Optimizer) -> Callable[..., 
     ("make", "text"),
     [
         (reads_the_loss, "captured: step must be free of waits for the GPU"),
-        (makes_a_graph, "captured: step must be free of waits for the GPU"),
+        (makes_a_graph, "captured: step must be (work that a CUDA graph|free of waits)"),
         (waits_for_the_device, "captured: step must be (work that a CUDA graph|free of waits)"),
     ],
 )
