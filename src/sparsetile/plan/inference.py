@@ -65,6 +65,9 @@ class InferencePlan(Plan):
     def values(self) -> Tensor | None:
         _refuse("values", "values")
 
+    def to_csr(self) -> Tensor:
+        _refuse("to_csr", "A's entries")
+
     def update_values(self, values: Tensor) -> Plan:
         _refuse("update_values", "values")
 

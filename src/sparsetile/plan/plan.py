@@ -290,6 +290,37 @@ class Plan(torch.nn.Module):
         values, packed = operand_values(self._family, variant, given)
         return (None if values is None else values.to(dtype)), packed
 
+    def to_csr(self) -> Tensor:
+        """Return A as a ``torch.sparse_csr_tensor``, with the values that products read now.
+
+        Duplicates are summed, and a pattern's values are ones. The tensor shares no memory with the
+        plan.
+
+        Raises
+        ------
+        ValueError
+            The plan has ``reorder_columns=True`` or ``keep="inference"``.
+
+        Examples
+        --------
+        >>> plan.to_csr().to_dense()
+        tensor([[1., 0., 2.],
+                [0., 0., 3.]])
+        """
+        if self._family.column_order is not None:
+            raise value_error(
+                "to_csr", "the plan", "one whose columns keep their order",
+                "reorder_columns=True", "Plan A without it",
+            )  # fmt: skip
+        csr, values = self._csr, self.values
+        made = torch.ones(csr.nnz, dtype=self.dtype, device=self.device)
+        if values is not None:
+            made.copy_(values.detach())
+        return torch.sparse_csr_tensor(
+            csr.indptr.to(torch.int64, copy=True), csr.indices.to(torch.int64), made, csr.shape,
+            check_invariants=False,
+        )  # fmt: skip
+
     # -- products -------------------------------------------------------------------------------
 
     def run(
