@@ -33,6 +33,7 @@ from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
 from sparsetile.nn.inputs import Given
 from sparsetile.nn.sampled import SampledGraph, edge_names, make_sampled, takes_sampled
+from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import plain_call
 from sparsetile.plan.plan import Plan
 
@@ -72,7 +73,7 @@ def is_short_lived(edges: Tensor) -> bool:
 
     Calls are counted: a tensor that is used more often is not short-lived.
     """
-    if not _Regime.short_lived:
+    if not _Regime.short_lived or expects_many():
         return False
     with _graphs.lock:
         notes = _graphs.notes(edges)
@@ -139,7 +140,9 @@ def find_sampled(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str
 ) -> SampledGraph | None:
     """As :func:`find_graph` for edges without weights if graphs are short-lived, else None."""
-    wanted = _Regime.short_lived and not _Regime.looped and not torch.compiler.is_compiling()
+    wanted = _Regime.short_lived and not (
+        _Regime.looped or torch.compiler.is_compiling() or expects_many()
+    )
     plain = given.kind == "edges" and given.weight is None and given.pattern.numel()
     if not (wanted and plain and takes_sampled(device)):
         return None

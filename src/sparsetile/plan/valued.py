@@ -28,6 +28,8 @@ def before_epilogue(C: Tensor | None, grad: Tensor, for_bias: bool) -> tuple[Ten
     On a GPU one kernel does both: torch's sum would need a buffer of up to twice the gradient.
     """
     again = torch.is_grad_enabled() and grad.requires_grad  # a gradient of the gradient is wanted
+    if grad.is_neg():
+        grad = grad.resolve_neg()
     if for_bias and not again and not maybe_wrapped(grad) and takes_epilogue_gradient(grad, C):
         return epilogue_gradient(grad, C)
     if C is not None:
@@ -99,6 +101,8 @@ def takes_valued(B: Tensor, values: Tensor, bias: Tensor | None, reduce: str) ->
         and not torch.jit.is_tracing()
         and not profiler._is_profiler_enabled  # it names operators
         and not (maybe_wrapped(B) or maybe_wrapped(values) or maybe_wrapped(bias))
+        # Kernels read memory, where torch has not negated what it shows as negated.
+        and not (B.is_neg() or values.is_neg() or (bias is not None and bias.is_neg()))
     )
 
 
