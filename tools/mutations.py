@@ -89,6 +89,7 @@ SUITES = {
     ),
     "few": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_few"),
     "mma": Suite(("tests/nn/test_gpu_sparse_linear.py",), (), _SLOW, "linear_blocks"),
+    "entries": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "linear_entries"),
     "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
     "edges": Suite(
         tuple(f"tests/nn/test_gpu_{layer}.py" for layer in ("gatv2", "transformer", "gine")),
@@ -274,6 +275,13 @@ upper.z, lower.z, upper.w, lower.w => upper.z, lower.z, upper.w, lower.z  # one 
 int w = 1; w < kGroup => int w = 1; w < kGroup - 1  # forgets the last warp's sums
 warp / kGroup * p.pair_block_rows => 0  # the gate in place of up
 if (token >= p.n || row < 0) continue; => if (row < 0) continue;  # tokens past the last
+[block_sparse/linear_entries.cu, entries]
+even = odd - second => even = odd  # gaps of odd entries too early
+part < kParts; ++part) total => part < kParts - 1; ++part) total  # forgets the last warp's sums
+column += (odd >> 24) + 8 => column += odd >> 24  # the next step's columns
+k < p.cols + p.zeros => k < p.cols  # what fills a row up meets anything
+found < s_counts[token] => false  # forgets dropped weights times Inf
+if (k + 1 < p.cols) => if (false)  # second columns of pairs that are not aligned
 [block_sparse/linear_blocks.cu, mma]
 kStages - 2>(); => kStages - 1>();  # reads a stage that is under way
 chunk ^ (row % 8) => chunk  # copies to other places than are read

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+import sparsetile as st
+from sparsetile.formats.entry_streams import pack_entries
+from sparsetile.kernels.linear_entries import ENTRY_PARTS
+from sparsetile.layers.entry_layer import EntryLayer
 from sparsetile.nn import MaskedLinear, SparseConfig, masked_product, report, sparsify_
 
 pytestmark = [
@@ -103,11 +107,157 @@ def test_masks_are_kept_through_fused_steps():
         assert not layer.to_dense()[~mask].any()
 
 
-def test_compiled_decoding_uses_the_kept_copy():
+@pytest.mark.parametrize("tokens, copy", [(1, "other copies"), (64, "dense copy")])
+def test_compiled_decoding_uses_what_is_kept(tokens, copy):
     torch._dynamo.reset()
-    layer, x = layer_of("unstructured"), torch.randn(1, 512, device="cuda", dtype=torch.bfloat16)
+    layer = layer_of("unstructured")
+    x = torch.randn(tokens, 512, device="cuda", dtype=torch.bfloat16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for _ in range(4):
             torch.testing.assert_close(compiled(x), layer(x), rtol=1e-2, atol=1e-2)
-        assert layer.memory()["dense copy"] == 1024 * 512 * 2
+        parts = layer.memory()
+        assert [name for name in ("dense copy", "other copies") if parts[name]] == [copy]
+
+
+# -- few tokens: entry by entry ------------------------------------------------------------------
+
+SIZES = [(48, 384, 0.5), (1000, 4101, 0.3), (4096, 4096, 0.1), (33, 264, 0.0), (16, 128, 1.0),
+         (3584, 18944, 0.5)]  # fmt: skip
+
+
+def whole(rows: int, cols: int, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A weight of whole numbers, whose products are exact, and its mask."""
+    generator = torch.Generator("cuda").manual_seed(rows + cols)
+    mask = torch.rand(rows, cols, device="cuda", generator=generator) < share
+    weight = torch.randint(-3, 4, (rows, cols), device="cuda", generator=generator)
+    return (weight * mask).to(dtype), mask
+
+
+def inputs(tokens: int, cols: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    made = torch.randint(-1, 2, (tokens, cols), device="cuda", generator=generator)
+    return made.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows, cols, share", SIZES)
+@pytest.mark.parametrize("parts", ENTRY_PARTS)
+def test_few_tokens_are_multiplied_exactly(rows, cols, share, parts, dtype):
+    weight, mask = whole(rows, cols, share, dtype)
+    layer = EntryLayer(pack_entries(weight, mask, parts), dtype)
+    bias = (torch.arange(rows, device="cuda") % 16 - 7).to(dtype)
+    for tokens in (1, 2, 3, 4, 7, 8):
+        if not layer.takes(tokens):
+            assert cols == 18944 and tokens > 4
+            continue
+        x = inputs(tokens, cols, dtype)
+        exact = x.double() @ weight.double().T
+        for added in (None, bias, bias.float()):
+            wanted = (exact if added is None else exact + added).to(dtype)
+            assert torch.equal(layer(x, added), wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_few_tokens_give_the_same_bits_every_time(tokens):
+    weight, mask = whole(4096, 14336, 0.5, torch.bfloat16)
+    weight = torch.randn_like(weight).where(mask, 0)
+    layer = EntryLayer(pack_entries(weight, mask, 16), torch.bfloat16)
+    x = torch.randn(tokens, 14336, device="cuda").bfloat16()
+    first = layer(x, None).clone()
+    assert all(torch.equal(layer(x, None), first) for _ in range(20))
+    exact = x.double() @ weight.double().T
+    assert (first.double() - exact).abs().max() <= 0.01 * exact.abs().max()
+
+
+def test_packing_on_the_gpu_gives_the_same_bytes():
+    weight, mask = whole(300, 1032, 0.1, torch.float16)
+    there, here = pack_entries(weight, mask, 8), pack_entries(weight.cpu(), mask.cpu(), 8)
+    for name in ("stream", "offsets", "starts", "row_ids"):
+        assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
+
+
+def test_inf_and_nan_of_inputs_meet_dropped_weights_as_in_the_dense_product():
+    layer = layer_of("unstructured")
+    x = torch.randn(3, 512, device="cuda", dtype=torch.bfloat16)
+    x[0, 5], x[1, 7] = torch.inf, torch.nan
+    with torch.no_grad():
+        wide = layer.to_dense()
+        found = EntryLayer(pack_entries(wide, layer.mask(), 8), wide.dtype)(x, layer.bias)
+        wanted = functional.linear(x.float(), wide.float(), layer.bias.float())
+    assert torch.equal(found.isnan(), wanted.isnan()) and torch.equal(found.isinf(), wanted.isinf())
+    assert found[2].isfinite().all() and found[1].isnan().all()
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "optimiser", "told"])
+def test_a_changed_weight_is_packed_again(change):
+    layer = layer_of("unstructured")
+    assert layer.method(1) == "entries"
+    check(layer, 1)
+    if change == "in place":
+        with torch.no_grad():
+            layer.weight.mul_(2)
+    elif change == "data":
+        layer.weight.data = layer.weight.data * 2
+    elif change == "optimiser":
+        layer.weight.grad = -layer.weight.detach()
+        torch.optim.SGD(layer.parameters(), lr=1.0, fused=True).step()
+    else:
+        torch.from_dlpack(layer.weight.detach()).mul_(2)
+        st.changed()
+    check(layer, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_replays_read_what_later_calls_pack_and_prune(tokens):
+    weight, mask = whole(4096, 14336, 0.3, torch.bfloat16)
+    layer = MaskedLinear.from_dense(weight, mask=mask).eval()
+    x = inputs(tokens, 14336, torch.bfloat16)
+    with torch.no_grad():
+        layer(x)
+        assert layer.method(tokens) == "entries"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x)
+        for step in (None, lambda: layer.weight.mul_(2), lambda: layer.prune_(0.9)):
+            if step is not None:
+                step()
+                layer(x)
+            out.fill_(torch.nan)
+            for _ in range(3):
+                graph.replay()
+            wanted = (x.double() @ layer.to_dense().double().T).bfloat16()
+            assert torch.equal(out, wanted)
+
+
+def test_compiled_graphs_run_entries():
+    torch._dynamo.reset()
+    layer = layer_of("unstructured")
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+    x = torch.randn(1, 512, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            torch.testing.assert_close(compiled(x).clone(), layer(x), rtol=1e-2, atol=1e-2)
+        assert layer.memory()["dense copy"] == 0
+        layer.weight.mul_(2)
+        expected = layer(x)
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.testing.assert_close(compiled(x).clone(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_streams_at_once():
+    layer = layer_of("unstructured")
+    check(layer, 1)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    xs = [torch.randn(1, 512, device="cuda", dtype=torch.bfloat16) for _ in streams]
+    with torch.no_grad():
+        wanted = [layer(x) for x in xs]
+        torch.cuda.synchronize()
+        for _ in range(10):
+            found = []
+            for stream, x in zip(streams, xs, strict=True):
+                with torch.cuda.stream(stream):
+                    found.append(layer(x))
+            torch.cuda.synchronize()
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

@@ -48,9 +48,14 @@ class MaskedLinear(KeepsDense):
     ``SparseConfig(pattern="unstructured")`` or ``"2:4"``. Only the kept weights are parameters, so
     training cannot fill the others again.
 
-    In eval mode ``prefer="speed"`` keeps what multiplies fastest beside the weights: a dense copy,
-    torch's semi-structured form of a 2:4 weight, or a plan. :meth:`method` says which.
+    In eval mode ``prefer="speed"`` keeps what multiplies fastest beside the weights: for up to
+    eight tokens on a GPU the kept values in the order of their kernel (``entries``), else a dense
+    copy, torch's semi-structured form of a 2:4 weight, or a plan. :meth:`method` says which.
     ``"memory"`` keeps nothing: each call writes the dense weight out.
+
+    CUDA graphs (``torch.cuda.graph``, ``torch.compile(mode="reduce-overhead")``) read what was kept
+    when they were captured. After the weight changes, call the layer once outside of the graph, in
+    eval mode and with as many tokens: it is then rewritten in place, and replays see it.
 
     Parameters
     ----------
@@ -86,7 +91,7 @@ class MaskedLinear(KeepsDense):
 
     mask_bits: Tensor
     _rewritten_by_graphs = False
-    _derived = ("_dense", "_dense_key", "_captured", "_made", "_number")
+    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_number")
 
     def __init__(
         self, in_features: int, out_features: int, kept: int, *, pattern: str = "unstructured",
@@ -331,7 +336,7 @@ class MaskedLinear(KeepsDense):
         }
 
     def method(self, tokens: int) -> str:
-        """Return what multiplies this many tokens in eval mode: dense, 2:4 or plan.
+        """Return what multiplies this many tokens in eval mode: dense, entries, 2:4 or plan.
 
         Examples
         --------
@@ -353,13 +358,23 @@ class MaskedLinear(KeepsDense):
 
     def _forget(self) -> None:
         """Drop what was made of the weights; it is made again when needed."""
-        self._made: dict[str, masked_product.Made] = {}
+        self._forget_made()
         self._forget_dense()
+
+    def _forget_made(self) -> None:
+        self._made: dict[str, masked_product.Made] = {}
+        # What a CUDA graph reads is rewritten in place.
+        packed: Any = self.__dict__.get("_packed")
+        captured = self.__dict__.get("_captured", [])
+        kept = packed is not None and any(
+            getattr(each, "product", None) is packed for each in captured
+        )
+        self._packed: Any = packed if kept else None
 
     def train(self, mode: bool = True) -> Self:
         """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""
         super().train(mode)
-        self._made = {}
+        self._forget_made()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

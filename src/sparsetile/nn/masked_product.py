@@ -1,11 +1,15 @@
-"""What multiplies in a MaskedLinear without gradients: dense, torch's 2:4 kernels, or a plan.
+"""What multiplies in a MaskedLinear without gradients.
 
     dense   the dense weight, torch's product; also wherever nothing else runs
+    entries kept values and the gaps between (layers/entry_layer.py), up to 8 tokens on a GPU
     2:4     torch.sparse.to_sparse_semi_structured (cuSPARSELt or CUTLASS), for 2:4 on a GPU
     plan    sparsetile.plan: on a CPU, where that was measured to be faster
 
 Each needs a form of the weight beside the kept values. So with ``prefer="memory"`` there is only
 ``dense``, written out for the call.
+
+The form of ``entries`` never moves once a CUDA graph has captured it, as the dense copy: a later
+call outside of captures packs a changed weight into the same memory, and replays read it there.
 """
 
 from __future__ import annotations
@@ -21,9 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparsetile.core.device import machine
 from sparsetile.core.epoch import epoch
 from sparsetile.core.streams import capturing, settle
+from sparsetile.formats.entry_streams import choose_parts, pack_entries
 from sparsetile.intake.identity import tensor_key
+from sparsetile.layers.entry_layer import EntryLayer, entry_reasons
+from sparsetile.layers.entry_layer_cost import entries_pay
 from sparsetile.nn.dense_copy import BUILDING, keeps_dense
 from sparsetile.nn.host_choice import plan_on_host
 from sparsetile.plan.planner import plan
@@ -33,7 +41,7 @@ __all__ = ["METHODS", "Made", "made_for", "method_of", "numbered"]
 # A ``MaskedLinear``, whose file imports this one.
 Layer: TypeAlias = Any
 
-METHODS = ("dense", "2:4", "plan")
+METHODS = ("dense", "entries", "2:4", "plan")
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 # Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
 _SEMI_STRUCTURED_FLOPS = 5.5e11
@@ -48,7 +56,7 @@ class Made:
     method: str
     key: Hashable
     nbytes: int
-    product: Callable[[Tensor, Tensor | None], Tensor] | None  # None: dense after all
+    product: Any  # (x, bias) -> x W^T + bias; None: dense after all
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         assert self.product is not None  # `made_for` returns no others
@@ -80,8 +88,17 @@ def _takes_semi_structured(layer: Layer) -> bool:
     )
 
 
+def _takes_entries(layer: Layer, tokens: int) -> bool:
+    """Whether few tokens are multiplied entry by entry, which is predicted to be faster."""
+    weight: Tensor = layer.weight
+    rows, cols = layer.out_features, layer.in_features
+    return not entry_reasons(tokens, weight.dtype, weight.device) and entries_pay(
+        rows, cols, weight.numel(), tokens, machine(weight.device)
+    )
+
+
 def method_of(layer: Layer, tokens: int) -> str:
-    """Return the method of a layer in eval mode for a number of tokens: dense, 2:4 or plan.
+    """Return the method of a layer in eval mode for a number of tokens; see ``METHODS``.
 
     ``plan`` may become ``dense`` once the plan is made.
     """
@@ -98,7 +115,7 @@ def _predicted(layer: Layer, tokens: int) -> str:
     if weight.device.type == "cuda":
         if _takes_semi_structured(layer) and _semi_structured_pays(rows, cols, tokens):
             return "2:4"
-        return "dense"
+        return "entries" if _takes_entries(layer, tokens) else "dense"
     planned = weight.device.type == "cpu" and plan_on_host(
         rows * cols, weight.numel(), tokens, weight.dtype.itemsize
     )
@@ -108,20 +125,41 @@ def _predicted(layer: Layer, tokens: int) -> str:
 def made_for(layer: Layer, tokens: int) -> Made | None:
     """Return the form of the weight for this many tokens, None for ``dense``.
 
-    It is kept until the weight may have changed. A CUDA graph would go on reading the old one, so a
-    capture multiplies the dense copy, which replays rewrite.
+    It is kept until the weight may have changed. A CUDA graph goes on reading what it captured. So
+    a capture takes a form only if later calls rewrite that in place, and only one that is current:
+    else it multiplies the dense copy, for which that holds too.
     """
     method, device = _predicted(layer, tokens), layer.weight.device
-    if method == "dense" or not keeps_dense(layer) or capturing(device):
+    if method == "dense" or not keeps_dense(layer):
+        return None
+    captured = capturing(device)
+    if captured and method not in _IN_PLACE:
         return None
     with BUILDING:
         key: Hashable = (tensor_key(layer.weight), epoch())
         made: Made | None = layer._made.get(method)
         if made is None or made.key != key:
+            if captured:
+                return None
             made = _MAKERS[method](layer, key)
             settle(device)
             layer._made[method] = made
-    return None if made.product is None else made
+        if made.product is None or (method == "entries" and not made.product.takes(tokens)):
+            return None
+        if captured:
+            layer._captured.append(made)
+    return made
+
+
+@torch.no_grad()
+def _entries(layer: Layer, key: Hashable) -> Made:
+    mask, dense = layer.mask(), layer.to_dense()
+    packed: EntryLayer | None = layer._packed
+    fits = packed is not None and packed.dtype is dense.dtype and packed.packed.rewrite(dense, mask)
+    if packed is None or not fits:
+        parts = choose_parts(dense.shape[0], machine(dense.device).processors)
+        packed = layer._packed = EntryLayer(pack_entries(dense, mask, parts), dense.dtype)
+    return Made("entries", key, packed.nbytes, packed)
 
 
 @torch.no_grad()
@@ -155,8 +193,10 @@ def _planned(layer: Layer, key: Hashable) -> Made:
 
 
 _MAKERS: dict[str, Callable[[Layer, Hashable], Made]] = {
-    "2:4": _semi_structured, "plan": _planned,
+    "entries": _entries, "2:4": _semi_structured, "plan": _planned,
 }  # fmt: skip
+# Methods whose form is rewritten in place.
+_IN_PLACE = ("entries",)
 
 # -- under torch.compile -----------------------------------------------------------------------
 
