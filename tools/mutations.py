@@ -120,6 +120,7 @@ SUITES = {
     "cells": Suite(("tests/formats/test_device_cells.py",), kernel="pack_cells"),
     "merging": Suite(("tests/reorder/test_device_merging.py",), kernel="merge_rows"),
     "groups": Suite(("tests/systems/test_brp_windows.py",), kernel="pack_groups"),
+    "intake": Suite(("tests/plan/test_gpu_direct.py",), kernel="check_rows"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
     "blocks": Suite(("tests/layers/test_edge_rows.py",), kernel="spmm_block"),
@@ -430,6 +431,11 @@ mine.begin + kAlone, mine.end} => mine.begin, mine.end}  # entries of a long row
 first += kUnroll * kThreads => first += 2 * kUnroll * kThreads  # batches of a long row
 degree == Acc(0) ? Acc(0) :  =>  # rows without weight
 scale == Acc(0) ? Acc(0) : found => found  # gradient without weight
+[pack/check_rows.cu, intake]
+column >= p.column_count) p => column > p.column_count) p  # a column past the last
+begin > end || => begin >= end ||  # rows without entries
+i == 0 || column > number_at => i == 0 || column >= number_at  # an entry twice
+at) != i) p.facts => at) == i) p.facts  # first entries of rows
 [pack/list_rows.cu, row lists]
 unit.length > p.limits[each] => unit.length >= p.limits[each]  # units over a length
 number < kMaxima ? max( => number <= kMaxima ? max(  # total of a block

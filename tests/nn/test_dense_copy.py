@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsetile as st
-from sparsetile.nn import SparseLinear
+from sparsetile.nn import MaskedLinear, SparseLinear
 from tests.locks import Slow, at_once
 
 
@@ -48,6 +48,39 @@ def test_it_is_made_again_after_the_weight_was_written(layer, edit):
         assert torch.equal(layer._dense_copy(), layer.to_dense())
         edit(layer)
     assert torch.equal(layer._dense_copy(), layer.to_dense())
+
+
+def other_blocks(layer: SparseLinear) -> None:
+    kept = torch.ones(layer.pattern.grid, dtype=torch.bool)
+    kept.view(-1)[torch.randperm(kept.numel())[layer.block_col_idx.numel() :]] = False
+    pointers = torch.zeros_like(layer.block_row_ptr)
+    pointers[1:] = kept.sum(1).cumsum(0)
+    layer.block_row_ptr.data, layer.block_col_idx.data = pointers, kept.nonzero()[:, 1].int()
+
+
+def test_it_is_made_again_after_the_blocks_were_exchanged(layer):
+    x = torch.randn(3, 128)
+    layer(x)
+    torch.manual_seed(0)
+    other_blocks(layer)
+    expected = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer._dense_copy(), layer.to_dense())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_single_weights_are_read_again_after_the_mask_was_exchanged(in_place):
+    layer = MaskedLinear.from_linear(torch.nn.Linear(128, 192), sparsity=0.5).eval()
+    x = torch.randn(3, 128)
+    with torch.no_grad():
+        layer(x)
+        turned = layer.mask_bits.flip(1)
+        if in_place:
+            layer.mask_bits.copy_(turned)
+        else:
+            layer.mask_bits.data = turned
+        expected = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
+        torch.testing.assert_close(layer(x), expected)
 
 
 def test_it_is_kept_while_nothing_changes(layer):

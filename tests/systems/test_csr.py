@@ -12,6 +12,7 @@ import torch
 
 from sparsetile.balance import l2_reloads
 from sparsetile.engines.request import Request
+from sparsetile.engines.rows import lengths as row_lengths
 from sparsetile.engines.rows import runner as csr_runner
 from sparsetile.engines.rows import work as row_work
 from sparsetile.engines.rows.lengths import (
@@ -192,8 +193,10 @@ def test_a_band_is_walked_row_by_row_in_wide_products_only(constants):
     assert recipe_of(matrix, 128)["shape"]["row_reloads"] == 0.0  # one slab
 
 
-def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(constants):
+def test_rows_of_b_in_no_order_take_narrow_slabs_one_after_the_other(constants, monkeypatch):
     constants(l2_reloads, CACHE_BYTES=64 * 512)
+    # A wide slab of B is over L2, a narrow one is not.
+    monkeypatch.setattr(row_lengths, "l2_bytes", lambda device: 3000 * 256)
     generator = torch.Generator().manual_seed(1)
     col = torch.randint(0, 3000, (30_000,), generator=generator)
     row = torch.arange(3000).repeat_interleave(10)

@@ -28,6 +28,7 @@ class BlockState(KeepsDense):
     block_row_ptr: Tensor
     block_col_idx: Tensor
     weight_exponent: Tensor | None
+    _pattern = LISTS
     _wide: torch.dtype
     _flat: list[Tensor] | None
     _derived = (

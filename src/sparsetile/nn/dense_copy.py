@@ -26,19 +26,20 @@ BUILDING = threading.RLock()
 
 
 def keeps_dense(module: KeepsDense) -> bool:
-    """Whether a dense copy may be kept: the weight is not trained, and its writes are counted."""
+    """Whether a dense copy may be kept: the weight is not trained, and writes are counted."""
     return (
         module.prefer == "speed"
         and not module.training
         and getattr(module, "weight_exponent", None) is None
         and counter_tells(module.weight)
+        and not any(each.is_inference() for each in module._contents())  # these have no counter
     )
 
 
 class KeepsDense(nn.Module):
     """A pruned layer that may keep a dense copy of its weight.
 
-    Subclasses have ``from_dense`` and ``to_dense``.
+    Subclasses have ``from_dense`` and ``to_dense``, and name their buffers in ``_pattern``.
     """
 
     in_features: int
@@ -46,6 +47,8 @@ class KeepsDense(nn.Module):
     weight: nn.Parameter
     bias: Any  # a Parameter or None
     prefer: str
+    # Buffers with the places of the kept weights.
+    _pattern: tuple[str, ...]
     # Attributes that are made of parameters and buffers: no part of copies and pickles.
     _derived: tuple[str, ...]
     # Whether a CUDA graph writes the copy again at each replay, and so follows the weight.
@@ -98,6 +101,14 @@ class KeepsDense(nn.Module):
 
     # -- the copy -------------------------------------------------------------------------------
 
+    def _contents(self) -> tuple[Tensor, ...]:
+        """What the dense weight is made of."""
+        return (self.weight, *(self._buffers[name] for name in self._pattern))  # type: ignore[arg-type]
+
+    def _contents_key(self) -> Hashable:
+        """Changes whenever the dense weight may have."""
+        return (*(tensor_key(each) for each in self._contents()), epoch())
+
     def _forget_dense(self) -> None:
         """Drop the copy; it is made again when needed."""
         self._dense: Tensor | None = None
@@ -126,7 +137,7 @@ class KeepsDense(nn.Module):
 
     def _current_dense(self) -> Tensor:
         weight, kept = self.weight, self._dense
-        key: Hashable = (tensor_key(weight), epoch())
+        key = self._contents_key()
         current = kept is not None and key == self._dense_key
         if current and not (self._rewritten_by_graphs and capturing(weight.device)):
             if capturing(weight.device):

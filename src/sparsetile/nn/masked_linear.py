@@ -90,6 +90,7 @@ class MaskedLinear(KeepsDense):
     """
 
     mask_bits: Tensor
+    _pattern = (_BITS,)
     _rewritten_by_graphs = False
     _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_number")
 

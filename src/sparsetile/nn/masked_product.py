@@ -26,10 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetile.core.device import machine
-from sparsetile.core.epoch import epoch
 from sparsetile.core.streams import capturing, settle
 from sparsetile.formats.entry_streams import choose_parts, pack_entries
-from sparsetile.intake.identity import tensor_key
 from sparsetile.layers.entry_layer import EntryLayer, entry_reasons
 from sparsetile.layers.entry_layer_cost import entries_pay
 from sparsetile.nn.dense_copy import BUILDING, keeps_dense
@@ -136,7 +134,7 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
     if captured and method not in _IN_PLACE:
         return None
     with BUILDING:
-        key: Hashable = (tensor_key(layer.weight), epoch())
+        key: Hashable = layer._contents_key()
         made: Made | None = layer._made.get(method)
         if made is None or made.key != key:
             if captured:
