@@ -67,8 +67,8 @@ class OrderCost:
 
 
 # Cheapest first. On an H200 ``merging`` takes 1.1 to 1.8 ms up to 4 million entries, 7 for 20 and
-# 21 for 100 million, and predicting with it 5 to 16, 190 and 640 ms. ``lsh`` takes no less and shares
-# fewer columns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us an entry
+# 21 for 100 million, and predicting with it 5 to 16, 190 and 640 ms. ``lsh`` takes no less and
+# shares fewer columns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us an entry
 # (docs/explanation/notes/reordering.md).
 ORDERS = {
     "merging": OrderCost(gpu=(6e-3, 8e-9), host=(20e-3, 2e-6)),
