@@ -32,7 +32,7 @@ def keeps_dense(module: KeepsDense) -> bool:
         and not module.training
         and getattr(module, "weight_exponent", None) is None
         and counter_tells(module.weight)
-        and not any(each.is_inference() for each in module._contents())  # these have no counter
+        and not any([each.is_inference() for each in module._places()])  # these have no counter
     )
 
 
@@ -101,13 +101,14 @@ class KeepsDense(nn.Module):
 
     # -- the copy -------------------------------------------------------------------------------
 
-    def _contents(self) -> tuple[Tensor, ...]:
-        """What the dense weight is made of."""
-        return (self.weight, *(self._buffers[name] for name in self._pattern))  # type: ignore[arg-type]
+    def _places(self) -> list[Tensor]:
+        """The buffers with the places of the kept weights."""
+        buffers: Any = self._buffers
+        return [buffers[name] for name in self._pattern]
 
     def _contents_key(self) -> Hashable:
         """Changes whenever the dense weight may have."""
-        return (*(tensor_key(each) for each in self._contents()), epoch())
+        return (tensor_key(self.weight), *[tensor_key(each) for each in self._places()], epoch())
 
     def _forget_dense(self) -> None:
         """Drop the copy; it is made again when needed."""

@@ -25,7 +25,7 @@ from sparsetile.launch.faults import raise_faults
 from sparsetile.launch.grouping import MOST_GROUPED, GroupedRows, group_edges
 from sparsetile.layers.grouped_rows import extremum, flat_rows, product, takes_width, won
 from sparsetile.nn.graph import Graph, Loops, Weights, building
-from sparsetile.nn.sampled import edge_names, unwatched
+from sparsetile.nn.sampled import edge_names, of_canonical, unwatched
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
@@ -282,7 +282,7 @@ class FreshGraph(Graph):
             found = self.reduce_edges(x, reduce, False, bias, relu)
             if found is not None:
                 return found
-        weights, reduce = self._of_canonical(weights, reduce)
+        weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
     def convolve(self, dense: Tensor, symmetric: bool, transposed: bool) -> Tensor | None:
@@ -297,18 +297,8 @@ class FreshGraph(Graph):
     ) -> Tensor:
         if weights is None and self._takes(grad):
             return FreshPair(self, reduce, grad.dtype, False, False).plain_gradient(grad, None)
-        weights, reduce = self._of_canonical(weights, reduce)
+        weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.gradient(grad, weights, reduce=reduce)
-
-    def _of_canonical(self, weights: Weights | None, reduce: str) -> tuple[Weights | None, str]:
-        """Return values and reduction of entries that reduce over edges."""
-        canonical = self.canonical
-        if weights is None and canonical.multiplicity is not None:
-            if reduce == "sum":
-                weights = Weights("multiplicity", canonical.multiplicity)
-            elif reduce == "mean":
-                reduce, weights = "sum", canonical.mean_weights()
-        return weights, reduce
 
     def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
         self.spend(n, torch.float32, differentiable)

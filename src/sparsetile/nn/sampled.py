@@ -29,7 +29,9 @@ from sparsetile.reorder import Permutation
 from sparsetile.systems import runner
 from sparsetile.systems.registry import exact_system
 
-__all__ = ["SampledGraph", "edge_names", "make_sampled", "takes_sampled", "unwatched"]
+__all__ = [
+    "SampledGraph", "edge_names", "make_sampled", "of_canonical", "takes_sampled", "unwatched",
+]  # fmt: skip
 
 # Devices that support sampled graphs.
 SAMPLED_DEVICES = ("cpu", "cuda")
@@ -234,18 +236,8 @@ class SampledGraph(Graph):
                 return self._multiply(_cast(x), scaled, bias, relu)
             except _Outside:
                 pass
-        weights, reduce = self._of_canonical(weights, reduce)
+        weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
-
-    def _of_canonical(self, weights: Weights | None, reduce: str) -> tuple[Weights | None, str]:
-        """Return values and reduction of entries that reduce over edges."""
-        canonical = self.canonical
-        if weights is None and canonical.multiplicity is not None:
-            if reduce == "sum":
-                weights = Weights("multiplicity", canonical.multiplicity)
-            elif reduce == "mean":
-                reduce, weights = "sum", canonical.mean_weights()
-        return weights, reduce
 
     def _multiply(self, x: Tensor, scaled: str, bias: Tensor | None, relu: bool) -> Tensor:
         call = self._by_target, scaled, relu
@@ -274,7 +266,7 @@ class SampledGraph(Graph):
             found = self._by_target.transposed.multiply(grad.resolve_neg(), scaled)
             if found is not None:
                 return found
-        weights, reduce = self._of_canonical(weights, reduce)
+        weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.gradient(grad, weights, reduce=reduce)
 
     def convolve(
@@ -319,6 +311,18 @@ class SampledGraph(Graph):
             and x.dtype in VALUE_DTYPES
             and plain_call()
         )
+
+
+def of_canonical(
+    canonical: Graph, weights: Weights | None, reduce: str
+) -> tuple[Weights | None, str]:
+    """Return values and reduction of entries that reduce over edges."""
+    if weights is None and canonical.multiplicity is not None:
+        if reduce == "sum":
+            weights = Weights("multiplicity", canonical.multiplicity)
+        elif reduce == "mean":
+            reduce, weights = "sum", canonical.mean_weights()
+    return weights, reduce
 
 
 def edge_names(layer: str, by_target: bool) -> Names:
