@@ -1,0 +1,86 @@
+// What follows a dense product of a sparse matrix: sums become C, by the epilogue and in C's type,
+// and those that met an Inf or NaN of B with an explicit zero of A are recomputed from A's entries.
+//
+// A number of B that is not finite reaches every row of its column of sums, because 0 times it is
+// NaN. So where C is the sums as they are, one row tells whether there is anything to do: a thread
+// block looks at the first of its rows and ends if that is finite. It reads n numbers, not all of
+// its rows, and none that another thread block writes. (A sum that is not finite because of A or
+// overflows has the rows of its thread block read: slower, and the same result.)
+//
+// A thread has kVec neighbouring columns of a row, then others further on. An element is recomputed
+// by its thread alone, in the order of A's entries: slow because rare.
+//
+// Threads: kThreads; any grid. Where C is the sums, a thread block has neighbouring rows, else
+// groups of kVec columns a whole grid apart.
+// Assumes: sums and C contiguous, n a multiple of kVec, fewer than 2^31 elements; beta is 0.
+#include "epilogue/epilogue.cuh"
+
+using E = ELEMENT;
+using Acc = E::Acc;
+using Sum = SUMS;
+using Out = E;
+
+// Declared in kernels/finish.py.
+struct Params {
+  PARAMS_FIELDS
+};
+static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
+
+__device__ __forceinline__ bool finite(Acc value) { return value - value == Acc(0); }
+
+// Whether a row of sums is finite; for all threads of the block together.
+__device__ __forceinline__ bool row_is_finite(const Params& p, i64 row) {
+  bool spoilt = false;
+  for (int column = threadIdx.x; column < p.n; column += kThreads) {
+    spoilt |= !finite(Sum::widen(p.sums[row * p.n + column]));
+  }
+  return !__syncthreads_or(spoilt);
+}
+
+__device__ __forceinline__ Acc recomputed(const Params& p, int row, int column) {
+  Acc sum = Acc(0);
+  const i64 end = __ldg(p.indptr + row + 1);
+  for (i64 at = __ldg(p.indptr + row); at < end; ++at) {
+    const Acc weight = kWeighted ? E::widen(__ldg(p.values + at)) : Acc(1);
+    sum = ptx::fused(weight, E::widen(p.b[__ldg(p.columns + at) * p.b_row_stride + column]), sum);
+  }
+  return sum;
+}
+
+// C of kVec columns of a row.
+__device__ __forceinline__ void finish(const Params& p, int row, int column) {
+  const i64 at = i64(row) * p.n + column;
+  using Read = Packed<Sum, kVec>;
+  Read read;
+  read.word = *reinterpret_cast<const typename Read::Word*>(p.sums + at);
+  Acc sum[kVec];
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) {
+    sum[v] = Sum::widen(read.element[v]);
+    if (!finite(sum[v])) sum[v] = recomputed(p, row, column + v);
+  }
+  Out::Storage* c = p.c + at;
+  if (!kPlain && p.epilogue) {
+    apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
+  }
+  store_columns<Out, kVec, false>(c, kVec, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    finish_dense(const __grid_constant__ Params p) {
+  ptx::wait_previous();
+  ptx::let_next_start();
+  const u32 groups = static_cast<u32>(p.n) / kVec;
+  u32 begin = blockIdx.x * kThreads, end = static_cast<u32>(p.rows) * groups;
+  u32 step = gridDim.x * kThreads;
+  if (kPlain) {
+    const u32 own = (p.rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * own;
+    if (first >= p.rows || row_is_finite(p, first)) return;
+    begin = first * groups, step = kThreads;
+    if (first + own < p.rows) end = (first + own) * groups;
+  }
+  for (u32 i = begin + threadIdx.x; i < end; i += step) {
+    const u32 row = i / groups;
+    finish(p, row, (i - row * groups) * kVec);
+  }
+}
