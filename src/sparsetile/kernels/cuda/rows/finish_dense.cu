@@ -38,13 +38,14 @@ __device__ __forceinline__ bool row_is_finite(const Params& p, i64 row) {
 }
 
 __device__ __forceinline__ Acc recomputed(const Params& p, int row, int column) {
-  Acc sum = Acc(0);
+  Acc sum[1] = {};
   const i64 end = __ldg(p.indptr + row + 1);
   for (i64 at = __ldg(p.indptr + row); at < end; ++at) {
     const Acc weight = kWeighted ? E::widen(__ldg(p.values + at)) : Acc(1);
-    sum = ptx::fused(weight, E::widen(p.b[__ldg(p.columns + at) * p.b_row_stride + column]), sum);
+    const Acc x[1] = {E::widen(p.b[__ldg(p.columns + at) * p.b_row_stride + column])};
+    ptx::fma_if<1>(true, weight, x, sum);
   }
-  return sum;
+  return sum[0];
 }
 
 // C of kVec columns of a row.
