@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 FINISH_THREADS = 256
-# Thread blocks per SM: all that fit at 32 registers a thread, so that loads are hidden; one if most
-# of them only look at a row.
-FINISH_BLOCKS, WATCH_BLOCKS = 8, 1
+# Thread blocks per SM: half of what its threads allow, so that none spills its registers; one if
+# most of them only look at a row.
+FINISH_BLOCKS, WATCH_BLOCKS = 4, 1
 _ACCESS_BYTES = 16
 
 
@@ -44,6 +44,7 @@ def finish_config(
         "ELEMENT": ELEMENTS[dtype],
         "SUMS": ELEMENTS[sums],
         "kThreads": FINISH_THREADS,
+        "kBlocks": FINISH_BLOCKS,
         "kVec": vector,
         "kWeighted": weighted,
         "kPlain": plain,

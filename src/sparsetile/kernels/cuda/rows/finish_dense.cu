@@ -67,7 +67,7 @@ __device__ __forceinline__ void finish(const Params& p, int row, int column) {
   store_columns<Out, kVec, false>(c, kVec, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     finish_dense(const __grid_constant__ Params p) {
   ptx::wait_previous();
   ptx::let_next_start();
