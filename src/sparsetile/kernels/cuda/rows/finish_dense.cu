@@ -7,8 +7,9 @@
 // its rows, and none that another thread block writes. (A sum that is not finite because of A or
 // overflows has the rows of its thread block read: slower, and the same result.)
 //
-// A thread has kVec neighbouring columns of a row, then others further on. An element is recomputed
-// by its thread alone, in the order of A's entries: slow because rare.
+// A thread has kVec neighbouring columns of a row, then others further on. The lanes of a warp
+// recompute the elements that need it one after the other, every 32nd entry of the row each: by one
+// thread 36 rows of 17,685 entries took 3 ms.
 //
 // Threads: kThreads; any grid. Where C is the sums, a thread block has neighbouring rows, else
 // groups of kVec columns a whole grid apart.
@@ -37,34 +38,18 @@ __device__ __forceinline__ bool row_is_finite(const Params& p, i64 row) {
   return !__syncthreads_or(spoilt);
 }
 
+// An element of C from A's entries, by all lanes: the same sum in each of them.
 __device__ __forceinline__ Acc recomputed(const Params& p, int row, int column) {
   Acc sum[1] = {};
   const i64 end = __ldg(p.indptr + row + 1);
-  for (i64 at = __ldg(p.indptr + row); at < end; ++at) {
+#pragma unroll 4
+  for (i64 at = __ldg(p.indptr + row) + threadIdx.x % 32; at < end; at += 32) {
     const Acc weight = kWeighted ? E::widen(__ldg(p.values + at)) : Acc(1);
     const Acc x[1] = {E::widen(p.b[__ldg(p.columns + at) * p.b_row_stride + column])};
     ptx::fma_if<1>(true, weight, x, sum);
   }
+  for (int apart = 16; apart > 0; apart /= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], apart);
   return sum[0];
-}
-
-// C of kVec columns of a row.
-__device__ __forceinline__ void finish(const Params& p, int row, int column) {
-  const i64 at = i64(row) * p.n + column;
-  using Read = Packed<Sum, kVec>;
-  Read read;
-  read.word = *reinterpret_cast<const typename Read::Word*>(p.sums + at);
-  Acc sum[kVec];
-#pragma unroll
-  for (int v = 0; v < kVec; ++v) {
-    sum[v] = Sum::widen(read.element[v]);
-    if (!finite(sum[v])) sum[v] = recomputed(p, row, column + v);
-  }
-  Out::Storage* c = p.c + at;
-  if (!kPlain && p.epilogue) {
-    apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
-  }
-  store_columns<Out, kVec, false>(c, kVec, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -80,8 +65,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     begin = first * groups, step = kThreads;
     if (first + own < p.rows) end = (first + own) * groups;
   }
-  for (u32 i = begin + threadIdx.x; i < end; i += step) {
-    const u32 row = i / groups;
-    finish(p, row, (i - row * groups) * kVec);
+  // The lanes of a warp go on together, those past the end without a group.
+  const u32 lane = threadIdx.x % 32;
+  for (u32 of_warp = begin + threadIdx.x - lane; of_warp < end; of_warp += step) {
+    const u32 i = of_warp + lane;
+    const int row = i / groups, column = (i - row * groups) * kVec;
+    const i64 at = i64(row) * p.n + column;
+    Acc sum[kVec] = {};
+    if (i < end) {
+      using Read = Packed<Sum, kVec>;
+      Read read;
+      read.word = *reinterpret_cast<const typename Read::Word*>(p.sums + at);
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) sum[v] = Sum::widen(read.element[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < kVec; ++v) {
+      u32 spoilt = __ballot_sync(~0u, !finite(sum[v]));
+      while (spoilt != 0) {
+        const int other = __ffs(spoilt) - 1;
+        spoilt &= spoilt - 1;
+        const Acc now =
+            recomputed(p, __shfl_sync(~0u, row, other), __shfl_sync(~0u, column, other) + v);
+        if (lane == other) sum[v] = now;
+      }
+    }
+    if (i >= end) continue;
+    Out::Storage* c = p.c + at;
+    if (!kPlain && p.epilogue) {
+      apply_epilogue<Out>(p, row_terms<Acc>(p, row), column, kVec, c, 1, sum);
+    }
+    store_columns<Out, kVec, false>(c, kVec, sum);
   }
 }
