@@ -56,6 +56,7 @@ SUITES = {
     ),
     "narrow": Suite(("tests/contracts/test_gpu_narrow.py",), kernel="spmm_csr", constant="kParts"),
     "direct": Suite(("tests/cache/test_gpu_fresh.py",), kernel="spmm_direct"),
+    "dense": Suite(("tests/contracts/test_gpu_dense.py",), kernel="finish_dense"),
     "acc": Suite(
         (_SYSTEMS, _VARIANTS, _RUNTIME, *_PRIMITIVES),
         ("acc",),
@@ -361,6 +362,9 @@ kWarpStoreBytes = 2 * => kWarpStoreBytes = 1 *  # warps' stores overlap
 (chunk ^ (r % 8)) * 16 => (chunk ^ (r % 4)) * 16  # swizzle of a copy by threads
 [block_sparse/block_stores.cuh, bcsr]
 *p.spoilt = 1 => *p.spoilt = 0  # does not say that C is to be repaired
+[rows/finish_dense.cu, dense]
+begin = first * groups, step => begin = blockIdx.x * groups, step  # other rows than its own
+spoilt &= spoilt - 1; => spoilt = 0;  # one element of a warp
 [rows/repair_strided.cu, bcsr]
 if (*p.flag == 0) return => if (*p.flag != 0) return  # repairs what is right
 [block_sparse/spmm_bcsr.cu, bcsr]

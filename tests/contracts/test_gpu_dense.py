@@ -69,3 +69,16 @@ def test_the_path_of_little_host_time_gives_the_same_bits(dtype: torch.dtype, co
     B = wide.clone().requires_grad_()
     (plan @ B).backward(torch.ones_like(plan @ wide))
     torch.testing.assert_close(B.grad, A.T @ torch.ones_like(plan @ wide), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_every_row_that_met_no_entry_is_recomputed(dtype: torch.dtype):
+    """More rows than thread blocks, and many elements of a warp that are not finite."""
+    generator = torch.Generator("cuda").manual_seed(3)
+    A = torch.randn(3000, 40, device="cuda", generator=generator).to(dtype)
+    A[A.abs() < 1.0] = 0
+    B = torch.randn(40, 96, device="cuda", generator=generator).to(dtype)
+    B[3, ::5], B[7, 40:48], B[11, 95] = torch.inf, torch.nan, -torch.inf
+    with tf32(True):
+        plan = st.plan(A.to_sparse_csr(), 96, dtype=dtype, system="dense")
+        assert_close(plan @ B, plan._csr.with_values(plan.values), B)

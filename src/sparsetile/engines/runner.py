@@ -7,14 +7,14 @@ mean, beta, bias, ReLU, the exact recomputation) belongs to the part that owns t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetile.launch.bound import BoundExtremum, BoundLinear
-from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Prepared, Tensors
+from sparsetile.launch.interface import PLAIN, Bound, Epilogue, Tensors
 
 __all__ = ["ExactRunner", "Runner"]
 
@@ -165,9 +165,3 @@ class ExactRunner(Runner):
     ) -> None:
         """Compile the kernels of :meth:`repair` for a product of width ``n``."""
         return
-
-    def prepare_repairs(
-        self, tensors: Tensors, values: Tensor | None, B: Tensor, out_dtype: torch.dtype
-    ) -> Sequence[Prepared] | None:
-        """Return launches that repair products of matrices like B, or None."""
-        return None

@@ -112,9 +112,9 @@ def prepare_steps(
 ) -> Sequence[Prepared]:  # fmt: skip
     """Return the launches of all steps, which take the same parameters, in their order.
 
-    ``more`` names addresses that each launch brings after those of B and C.
+    ``more`` names addresses that each launch brings after those of B and C, the bias's and alpha.
     """
-    patch = ("b", "c", *more) if epilogue.plain else ("b", "c", "bias", "alpha")
+    patch = ("b", "c", *(() if epilogue.plain else ("bias", "alpha")), *more)
     rare = () if needed is None else (*needed.partials, *needed.arrivals)
     prepared = [
         step.kernel.prepare(step.grid, step.threads, params, patch, rare, overlap=step.overlap)

@@ -330,11 +330,6 @@ class RowRunner(ExactRunner):
         """Return the launch of B -> C, both plain matrices; None if a grid is too small."""
         return self._prepare_matrix(tensors, values, packed, B, "sum", B.dtype, epilogue)
 
-    def prepare_repairs(
-        self, tensors: Tensors, values: Tensor | None, B: Tensor, out_dtype: torch.dtype
-    ) -> Sequence[Prepared] | None:
-        return self._prepare_matrix(tensors, values, None, B, "repair", out_dtype, PLAIN)
-
     def _prepare_matrix(
         self,
         tensors: Tensors,

@@ -15,10 +15,11 @@ from torch import Tensor
 from sparsetile.engines.library import adds_in_float16, float32_product, without_autocast
 from sparsetile.engines.request import part
 from sparsetile.engines.runner import ExactRunner, Runner
+from sparsetile.jit.loader import device_index
 from sparsetile.launch.epilogue import apply_epilogue
 from sparsetile.launch.geometry import ACCESS_BYTES
 from sparsetile.launch.interface import PLAIN, Epilogue, Tensors
-from sparsetile.systems.dense.bound import BoundDense
+from sparsetile.systems.dense.bound import BoundDense, load_finish
 
 __all__ = ["DenseRunner"]
 
@@ -31,6 +32,10 @@ class DenseRunner(Runner):
     def __init__(self, meta: Mapping[str, Any], exact: ExactRunner) -> None:
         super().__init__(meta)
         self._exact = exact
+
+    def prepare(self, n: int, dtype: torch.dtype, weighted: bool, device: torch.device) -> None:
+        if n and device.type == "cuda":
+            load_finish(n, dtype, weighted, device_index(device), plain=True)
 
     def spmm(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
@@ -60,9 +65,7 @@ class DenseRunner(Runner):
             return None
         dtype = packed["A"].dtype
         whole = self._whole_columns(dtype)
-        return BoundDense(
-            self, self._exact, tensors, values, packed, whole if whole < self.cols else 0
-        )
+        return BoundDense(self, tensors, values, packed, whole if whole < self.cols else 0)
 
     def _whole_columns(self, dtype: torch.dtype) -> int:
         """Columns of A up to the last multiple of 16 bytes."""

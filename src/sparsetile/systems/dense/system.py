@@ -34,7 +34,7 @@ class DenseSystem(System):
     quick_on = QUICK_ON
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
     deterministic = True
-    kernels = ("spmm_csr",)  # repairs
+    kernels = ("spmm_csr", "finish_dense")  # repairs
     follows_tf32 = True  # cuBLAS rounds float32 operands if torch allows it
 
     def further_reasons(self, request: Request) -> list[str]:
