@@ -423,7 +423,7 @@ bit >= width => bit + 1 >= width  # last bit of a digit
 earlier + __popc(below) => __popc(below)  # entries of earlier steps
 pass.shift += width => pass.shift += width + 1  # later digits
 end - begin > job.segment => end - begin > 2 * job.segment  # rows that are cut
-(begin + half - 1) / half => begin / half  # pieces of neighbouring rows
+(begin + half - 1) / half => (begin + 2 * half - 1) / (2 * half)  # pieces of neighbouring rows
 job.order[place] = number => job.order[place] = i  # order of several passes
 1.0f / column : 0.0f => 1.0f : 0.0f  # gradient of a mean
 [pack/normalise.cu, normalised values]
