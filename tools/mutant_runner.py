@@ -29,7 +29,7 @@ import pytest
 
 # Imported before the first fork if they are installed. Each is slow to import and does not
 # initialise CUDA. pytest imports hypothesis when it ends.
-PRELOAD = ("torch", "numpy", "scipy.sparse", "hypothesis", "sparsetile")
+PRELOAD = ("torch", "numpy", "scipy.sparse", "hypothesis", "cuda.core", "sparsetile")
 POLL_SECONDS = 0.05
 # Jobs that run when the time of all is over have this long to end.
 LAST_SECONDS = 20.0

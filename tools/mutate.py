@@ -10,7 +10,7 @@ or a hanging test has noticed it. A mutation that does not compile is an error o
 suite must pass on the unchanged sources: it runs there too, unless ``verify.json`` of this GPU
 shows that all its tests pass today. The test that noticed a mutation in an existing record runs
 before the others of its suite: it takes seconds, the whole suite a minute. Mutations without such
-a test start first.
+a test start first, then those that took longest.
 
 The result is ``results/<gpu>/mutations.json``, which CI checks with :func:`check_mutations`. What
 ``--seconds`` did not leave time for is "not run", the record is called ``mutations.partial.json``,
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -58,13 +59,14 @@ _CHILD = (
 )
 
 
-def noticed_by(records: Sequence[Path]) -> dict[tuple[str, ...], str]:
-    """Return the test that noticed each mutation in records of this code or of earlier code."""
-    found: dict[tuple[str, ...], str] = {}
+def noticed_by(records: Sequence[Path]) -> dict[tuple[str, ...], tuple[str, float]]:
+    """Return the test that noticed each mutation in records of this code or of earlier code, and
+    how long that took."""
+    found: dict[tuple[str, ...], tuple[str, float]] = {}
     for path in records:
         try:
             entries = json.loads(path.read_text())["mutations"]
-            found |= {_key(entry): entry["test"] for entry in entries if entry["test"]}
+            found |= {_key(e): (e["test"], e["seconds"]) for e in entries if e["test"]}
         except (OSError, ValueError, KeyError, TypeError):
             continue  # only a matter of speed
     return found
@@ -104,7 +106,7 @@ def _jobs(
 ) -> dict[str | Mutation, Job]:
     """Return a job for each suite on the unchanged sources and one for each mutation, in the order
     to start them: those that take long first. ``known`` are records that name first tests."""
-    first = noticed_by(known)
+    noticed = noticed_by(known)
 
     def job(name: str, suite: str, place: Path, tree: str, first: str = "") -> Job:
         place.mkdir(parents=True)
@@ -117,13 +119,16 @@ def _jobs(
     found: dict[str | Mutation, Job] = {
         suite: job(f"suite {suite}", suite, folder / f"suite-{suite}", "") for suite in suites
     }
+    took: dict[str | Mutation, float] = {}
     for number, mutation in enumerate(chosen):
+        first, took[mutation] = noticed.get(_key(_facts(mutation)), ("", math.inf))
         found[mutation] = job(
             f"{number} {mutation.name}", mutation.suite, folder / f"mutant-{number}",
             str(apply(mutation, folder / f"tree-{number}")),
-            first.get(_key(_facts(mutation)), ""),
+            first or SUITES[mutation.suite].first,
         )  # fmt: skip
-    return dict(sorted(found.items(), key=lambda each: bool(each[1].first)))
+    # A job that hangs takes as long as many others: not as the last one.
+    return dict(sorted(found.items(), key=lambda each: -took.get(each[0], math.inf)))
 
 
 def start_jobs(

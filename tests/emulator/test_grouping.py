@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,14 @@ from tests.host import one_processor, unread_scratch
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
 KINDS = ("one row", "two rows", "random", "sorted", "descending")
+# Lengths of rows, around a segment of 64 entries and two of them; those of neighbours, the first of
+# which begins anywhere in a segment.
+SEGMENT = 64
+LONG_ROWS = [
+    [SEGMENT, SEGMENT + 1, 2 * SEGMENT - 1, 2 * SEGMENT, 2 * SEGMENT + 1, 0, 1],
+    [1, *[SEGMENT + 1] * 6],
+    [SEGMENT // 2 + 1, *[2 * SEGMENT + 1] * 3, 3],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +129,21 @@ def test_edges_are_grouped_as_torch_sorts_them(kind: str, count: int, dtype: tor
         assert made.transposed.transposed is made
     other = group_edges(edges.to(dtype), False, shape[::-1], False)
     assert_grouped(other, edges[0], edges[1])
+
+
+def edges_of_lengths(lengths: Sequence[int], columns: int) -> Tensor:
+    """Edges of rows with so many entries, one row after the other."""
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return torch.stack([torch.arange(rows.numel()) * 7 % columns, rows])
+
+
+@pytest.mark.parametrize("lengths", LONG_ROWS, ids=str)
+def test_long_rows_are_cut_and_their_pieces_do_not_meet(lengths: list[int]):
+    edges = edges_of_lengths(lengths, 50)
+    made = group_edges(edges, True, (len(lengths), 50), False)
+    assert made.lists.segment == SEGMENT
+    assert_grouped(made, edges[1], edges[0])
+    assert_grouped(made.transposed, edges[0], edges[1])
 
 
 def test_keys_of_three_digits_are_sorted():

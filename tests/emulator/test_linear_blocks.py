@@ -17,6 +17,7 @@ from sparsetile.systems.bcsr import layer_blocks
 from sparsetile.systems.bcsr.layer_blocks import LayerBlocks
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
+from tests.guarded import guarded
 from tests.host import h200
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
@@ -119,3 +120,13 @@ def test_inputs_that_no_block_meets_are_not_read():
     Y = torch.full((4, 64), torch.nan, dtype=BF16)
     LayerBlocks(64, cols, unit).run(lists[2], lists[1], blocks, X, Y, Epilogue())
     assert torch.equal(Y, (X.nan_to_num().double() @ dense.T).to(BF16))
+
+
+@pytest.mark.parametrize("unit, dtype", [(64, BF16), (16, F32)], ids=str)
+def test_nothing_past_the_last_token_is_read(unit, dtype):
+    rows, cols = 2 * unit, 3 * unit
+    lists, blocks, dense = weight(rows, cols, unit, dtype)
+    X = guarded(torch.randint(-2, 3, (5, cols)).to(dtype))
+    Y = torch.full((5, rows), torch.nan, dtype=dtype)
+    LayerBlocks(rows, cols, unit).run(lists[2], lists[1], blocks, X, Y, Epilogue())
+    assert torch.equal(Y, (X.double() @ dense.T).to(dtype))

@@ -10,7 +10,7 @@ import torch
 from sparsetile.core.device import H200
 from sparsetile.layers import entry_layer
 from sparsetile.layers.entry_layer import entry_reasons
-from sparsetile.layers.entry_layer_cost import entries_pay, predict_entries
+from sparsetile.layers.entry_layer_cost import ENTRY_RATES, entries_pay, predict_entries
 
 CUDA = torch.device("cuda", 0)
 
@@ -45,6 +45,16 @@ def test_too_many_columns_and_no_rows():
     assert not entries_pay(0, 128, 0, 1, H200)
     assert predict_entries(128, 128, 0, 1, H200) > 0
     assert predict_entries(3584, 18944, 18944, 8, H200) == math.inf
+
+
+def test_a_single_block_is_as_slow_as_the_multiprocessor_that_runs_it():
+    """Others of the GPU that have nothing to do make it no faster."""
+    rates = ENTRY_RATES
+    found = predict_entries(32, 4096, 32 * 2048, 1, H200)
+    assert found > rates.fixed + 2048 * rates.entry[0]
+    assert predict_entries(32 * H200.processors, 4096, 32 * 2048 * H200.processors, 1, H200) < (
+        2 * found
+    )
 
 
 def test_reasons(monkeypatch):

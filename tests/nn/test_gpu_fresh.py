@@ -14,6 +14,7 @@ from sparsetile.launch.grouping import group_edges
 from sparsetile.nn import GCNConv, SAGEConv, cache, clear_graph_cache
 from sparsetile.nn.fresh import FreshGraph
 from sparsetile.nn.graph import Graph
+from tests.emulator.test_grouping import LONG_ROWS, SEGMENT, assert_grouped, edges_of_lengths
 from tests.nn.fresh_layers import (
     FEATURES,
     LAYERS,
@@ -96,6 +97,15 @@ def test_edges_are_grouped_as_torch_sorts_them(edges: int, nodes: int, dtype: to
             torch.testing.assert_close(found.double(), scale[at] * scale[to], rtol=1e-6, atol=0)
         mean = turned.values(MEAN, torch.float32)[:count].double()
         torch.testing.assert_close(mean, 1 / lengths[want[back]].double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("lengths", LONG_ROWS, ids=str)
+def test_long_rows_are_cut_and_their_pieces_do_not_meet(lengths: list[int]):
+    edges = edges_of_lengths(lengths, 50).cuda()
+    made = group_edges(edges, True, (len(lengths), 50), False, transpose=True)
+    assert made.lists.segment == SEGMENT
+    assert_grouped(made, edges[1], edges[0])
+    assert_grouped(made.transposed, edges[0], edges[1])
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -12,6 +12,7 @@ from sparsetile.core.device import capability
 from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.layers.block_linear import block_layer, layer_recipe
 from sparsetile.nn import SparseLinear
+from tests.guarded import guarded_on_gpu
 
 
 def _ampere() -> bool:
@@ -248,6 +249,15 @@ def test_non_finite_inputs_stay_in_the_blocks_that_meet_them(way, monkeypatch):
     assert not y[0, :64].isfinite().any()
     assert torch.equal(y[0, 64:], torch.zeros_like(y[0, 64:]))
     assert torch.equal(y[1], torch.zeros_like(y[1]))
+
+
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
+def test_nothing_past_the_last_token_is_read(way, monkeypatch):
+    forced(monkeypatch, way)
+    layer = layer_of(256, 512, 64, 0.5, torch.bfloat16)
+    x = integers(5, 512, dtype=torch.bfloat16)
+    with torch.no_grad(), guarded_on_gpu(x) as last:
+        assert torch.equal(layer(last).float(), exact(layer, x).bfloat16().float())
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 200])

@@ -110,6 +110,20 @@ def test_memory_is_values_and_bits_and_copies_are_said(prefer):
     assert layer.memory()["dense copy"] == (64 * 128 * 2 if prefer == "speed" else 0)
 
 
+def test_memory_counts_the_bias():
+    for bias in (True, False):
+        layer = MaskedLinear.from_linear(nn.Linear(32, 48, bias=bias), sparsity=0.5)
+        assert layer.memory()["bias"] == (48 * 4 if bias else 0)
+
+
+def test_gradients_of_inputs_alone_read_the_dense_copy():
+    layer = MaskedLinear.from_linear(nn.Linear(64, 48), sparsity=0.5).eval().requires_grad_(False)
+    x = torch.randn(3, 64, requires_grad=True)
+    (found,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(found, layer.to_dense().sum(0).expand(3, 64))
+    assert layer.memory()["dense copy"] == 64 * 48 * 4
+
+
 def test_the_copy_follows_the_weight():
     layer, x = layer_of().eval(), torch.randn(3, 64)
     with torch.no_grad():

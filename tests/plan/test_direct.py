@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,3 +261,17 @@ def test_without_memory_for_a_schedule_products_go_on(monkeypatch, on_the_host):
     assert len(on_the_host) == 3 and variant.later is None
     with pytest.raises(AttributeError, match="colour"):
         _ = variant.colour
+
+
+def test_a_bias_is_as_wide_as_the_sums():
+    plan = st.plan(A.double(), 8, expected_runs=3)
+    bias = torch.full((60,), 2.0**-40, dtype=torch.float64)
+    found = plan.linear(B.double().T, bias=bias)
+    assert torch.equal(found, (FULL.double() @ B.double()).T + bias)
+
+
+def test_the_report_says_how_long_a_schedule_took():
+    _, variant = planned()
+    begun = time.perf_counter()
+    variant.schedule()
+    assert 0 < variant.report["schedule_seconds"] <= time.perf_counter() - begun

@@ -110,7 +110,9 @@ def test_each_mutant_is_run_on_its_own_tree_and_judged(monkeypatch, tmp_path: Pa
     words = ("FAIL", "HANG", "CRASH", "COMPILE", "MEMORY", "NOTHING")
     known, first = tmp_path / "known.json", f"{tmp_path / 'test_fake.py'}::test_device_code"
     facts = [module._facts(mutant(word)) for word in ("FAIL", "NOTHING")]
-    known.write_text(json.dumps({"mutations": [{**each, "test": first} for each in facts]}))
+    known.write_text(
+        json.dumps({"mutations": [{**each, "test": first, "seconds": 1} for each in facts]})
+    )
     record = collect([mutant(word) for word in words], parallel=3, rest=known)
     entries = {entry["breaks"]: entry for entry in record["mutations"]}
     assert {name: entry["outcome"] for name, entry in entries.items()} == {
@@ -438,17 +440,25 @@ def test_in_every_committed_record_all_were_noticed(path: Path):
 
 
 def test_the_test_that_noticed_a_mutation_before_runs_first(tmp_path: Path):
-    """Jobs of which such a test is known are quick and start last."""
-    chosen = [each for each in MUTATIONS if each.suite == "direct"][:3]
+    """Jobs of which such a test is known are quick and start last, of those the longest first."""
+    chosen = [each for each in MUTATIONS if each.suite == "direct"][:4]
     record = a_record()
     record["mutations"][MUTATIONS.index(chosen[1])]["test"] = ""
+    record["mutations"][MUTATIONS.index(chosen[3])]["seconds"] = 47.0
     path, broken = tmp_path / RECORD_NAME, tmp_path / "broken.json"
     path.write_text(json.dumps(record))
     broken.write_text("{")
     other = replace(chosen[2], after=f"{chosen[2].after} ;")
-    jobs = module._jobs(["direct"], [*chosen[:2], other], tmp_path / "jobs", [broken, path])
-    assert list(jobs) == ["direct", chosen[1], other, chosen[0]]
-    assert [job.first for job in jobs.values()] == ["", "", "", "tests/a.py::b"]
+    given = [*chosen[:2], other, chosen[3]]
+    jobs = module._jobs(["direct"], given, tmp_path / "jobs", [broken, path])
+    assert list(jobs) == ["direct", chosen[1], other, chosen[3], chosen[0]]
+    assert [job.first for job in jobs.values()] == ["", "", "", *["tests/a.py::b"] * 2]
+
+
+def test_if_no_record_names_a_test_the_suite_may(tmp_path: Path):
+    (mutation,) = (each for each in MUTATIONS if each.before == "end - begin > job.segment")
+    jobs = module._jobs([mutation.suite], [mutation], tmp_path / "jobs", [])
+    assert [job.first for job in jobs.values()] == ["", SUITES["grouped"].first]
 
 
 # -- The command
