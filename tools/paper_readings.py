@@ -204,9 +204,15 @@ def _seconds(found: dict[str, Any]) -> float:
     return float(found["seconds"])
 
 
+def _brp_graphs(experiment: str) -> list[float]:
+    """What was counted on each of the paper's eight graphs, for its f and g."""
+    found = json.loads((RECORDS.parent / "cpu" / "brp_graphs.json").read_text())["experiments"]
+    return [graph["1x4"] for graph in found[experiment].values()]
+
+
 def _brp_bytes() -> str:
-    found = json.loads((RECORDS.parent / "cpu" / "brp_bytes.json").read_text())["experiments"]
-    return " / ".join(f"{found['bytes'][name]['1x4']:.2f}" for name in BRP_GRAPHS)
+    found = _brp_graphs("bytes")
+    return f"{min(found):.2f} to {max(found):.2f} ({len(found)} graphs)"
 
 
 def _brp_speedups() -> str:
@@ -225,10 +231,8 @@ def _brp_planning() -> str:
 
 
 def _brp_shares() -> str:
-    found = study("brp_study.json")["products"]
-    splits = [found[name]["32"]["brp 1x4"]["split"] for name in BRP_GRAPHS]
-    shares = [float(split.split()[0]) / 100 for split in splits]
-    return f"{100 * sum(shares) / len(shares):.1f} % of the entries"
+    found = _brp_graphs("shares")
+    return f"{100 * sum(found) / len(found):.1f} % of the entries ({len(found)} graphs)"
 
 
 # --- RSH
