@@ -344,11 +344,11 @@ def _by_density(records: Sequence[Record]) -> str:
 
 
 def _bcsr() -> list[Record]:
-    return [
+    return _best_orders(
         record
-        for record in select("asyncsparse.jsonl.gz", "bcsr", n=1024, dtype="bfloat16")
-        if not record["matrix"].startswith("gate_proj")
-    ]
+        for record in suite_records("asyncsparse_tf32.jsonl")
+        if record["system"] == "bcsr" and "ablation" not in record["config"]
+    )
 
 
 def _opts() -> list[float]:
@@ -402,13 +402,20 @@ def _acc_ladder() -> str:
     return steps([geomean(r["time"]["p50"] for r in records) for records in found])
 
 
-def _acc_without(part: str, base: dict[str, str]) -> str:
-    def times(config: dict[str, str]) -> dict[Any, float]:
-        found = select("acc_parts.jsonl", "acc", {**config, "reorder": "affinity"})
-        return {product_key(record): record["time"]["p50"] for record in found}
+def _acc_times(config: dict[str, str]) -> dict[Any, float]:
+    found = select("acc_parts.jsonl", "acc", {**config, "reorder": "affinity"})
+    return {product_key(record): record["time"]["p50"] for record in found}
 
-    without, all_parts = times({"ablation": part}), times(base)
-    return mean(seconds / all_parts[key] for key, seconds in without.items())
+
+def _acc_without(part: str, base: dict[str, str]) -> str:
+    without, all_parts = _acc_times({"ablation": part}), _acc_times(base)
+    ratios = [seconds / all_parts[key] for key, seconds in without.items() if key in all_parts]
+    return f"{mean(ratios)} ({len(ratios)} graphs)"
+
+
+def _acc_balance() -> str:
+    gate = _acc_without("ibd-gate", {})
+    return f"{_acc_without('no-balance', {})}; {gate} with the paper's gate"
 
 
 def _acc_hits() -> str:
@@ -506,7 +513,7 @@ READINGS: dict[str, Callable[[], str]] = {
     "acc/fig10": _tile_fill,
     "acc/fig11": _acc_hits,
     "acc/fig12": _index_bytes,
-    "acc/fig13": lambda: _acc_without("no-pipeline", {"ablation": "no-stack"}),
-    "acc/fig14": lambda: _acc_without("no-balance", {}),
+    "acc/fig13": lambda: _acc_without("dtc-pipeline", {"ablation": "pipeline"}),
+    "acc/fig14": _acc_balance,
     "acc/fig15": _acc_ladder,
 }
