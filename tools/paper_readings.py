@@ -14,13 +14,14 @@ from sparsetile.bench.record import Record, read_records
 from tools.record import ROOT
 
 __all__ = [
-    "ALGORITHMS", "NO_RECORD", "READINGS", "core_ratios", "gnn_ratios", "mean", "over", "select",
-    "suite_records", "wcsr_records",
+    "ALGORITHMS", "CORE", "NO_RECORD", "READINGS", "core_ratios", "gnn_ratios", "mean", "over",
+    "select", "suite_records", "wcsr_records",
 ]  # fmt: skip
 
 RECORDS = ROOT / "results" / "h200"
 ALGORITHMS = tuple(f"cusparse-csr{number}" for number in (1, 2, 3))
 NO_RECORD = "no record"
+CORE = "voltrix_core.jsonl"  # voltrix, acc, csr and torch.sparse on the core matrices
 BRP_GRAPHS = ("PubMed", "CoauthorCS", "CoauthorPhysics")
 
 
@@ -107,10 +108,19 @@ def _graphs(name: str) -> str:
 
 
 def _voltrix_suite() -> str:
-    name = "hindsight.jsonl.gz"
-    found = select(name, "voltrix", n=512, dtype="float32")
-    value = mean(record.get("speedup") for record in found)
-    return f"{value} at N = 512 ({len(found)} real matrices)"
+    core = select(CORE, "voltrix", n=512, dtype="float32")
+    others = select("hindsight.jsonl.gz", "voltrix", n=512, dtype="float32")
+    ours, older = (mean(record.get("speedup") for record in found) for found in (core, others))
+    return (
+        f"{ours} at N = 512 ({len(core)} core matrices), {older} on {len(others)} others "
+        "(`hindsight.jsonl.gz`)"
+    )
+
+
+def _graph_speedups(name: str, system: str, widths: Sequence[int], dtype: str = "float32") -> str:
+    found = [select(name, system, n=n, dtype=dtype) for n in widths]
+    means = " / ".join(mean(r.get("speedup") for r in records) for records in found)
+    return f"{means} ({len(found[0])} graphs)"
 
 
 def _voltrix_graphs() -> str:
@@ -122,22 +132,18 @@ def _voltrix_graphs() -> str:
                 key = product_key(record)
                 fastest[key] = max(fastest.get(key, 0.0), record["speedup"])
         best.append(mean(fastest.values()))
-    others = "the better of `csr` and `acc` on the graphs"
-    return f"`voltrix` {_voltrix_suite()}; {others} {' / '.join(best)}"
+    ours = _graph_speedups("voltrix_graphs.jsonl", "voltrix", (256, 512, 1024))
+    return f"{ours}; the better of `csr` and `acc` {' / '.join(best)} (12, `voltrix.jsonl`)"
 
 
 def _ladder() -> str:
     order = ["sync", "tma", "bmat", "multitier", "persistent", "whole tiles"]
-    times = [
-        geomean(
-            step["time"]["p50"]
-            for matrix in study("voltrix_study.json")["ladder"].values()
-            for step in matrix["steps"]
-            if step["step"] == name and step["n"] == 256
-        )
-        for name in order
+    matrices = [
+        {step["step"]: step["time"]["p50"] for step in matrix["steps"] if step["n"] == 256}
+        for matrix in study("voltrix_ladder.json")["ladder"].values()
     ]
-    return f"{steps(times)} (the last: whole tiles), 3 matrices"
+    times = [geomean(matrix[name] for matrix in matrices) for name in order]
+    return f"{steps(times)} (the last: whole tiles), {len(matrices)} matrices"
 
 
 def _overlap() -> str:
@@ -327,10 +333,10 @@ def _best_orders(records: Iterable[Record]) -> list[Record]:
     return list(fastest.values())
 
 
-def wcsr_records(n: int = 1024) -> list[Record]:
+def wcsr_records(n: int = 1024, name: str = "asyncsparse.jsonl.gz") -> list[Record]:
     return _best_orders(
         record
-        for record in suite_records("asyncsparse.jsonl.gz")
+        for record in suite_records(name)
         if (record["system"], record["dtype"], record["n"]) == ("wcsr", "float32", n)
     )
 
@@ -457,13 +463,15 @@ def _index_bytes() -> str:
 # --- Training
 
 
-def gnn_ratios(path: str) -> list[float]:
+def gnn_ratios(
+    path: str, setting: str = "gcn2-256", name: str = "gnn_systems.jsonl.gz"
+) -> list[float]:
     """Steps of a backend over those of torch.sparse, by graph."""
-    file = RECORDS / "gnn_systems.jsonl.gz"
+    file = RECORDS / name
     if not file.is_file():
         return []
     found = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
-    timed = [r for r in found if r.get("status") == "ok" and r["setting"] == "gcn2-256"]
+    timed = [r for r in found if r.get("status") == "ok" and r["setting"] == setting]
     base = {r["matrix"]: r["time"]["p50"] for r in timed if r["path"] == "torch-sparse"}
     return [base[r["matrix"]] / r["time"]["p50"] for r in timed if r["path"] == path]
 
