@@ -14,13 +14,14 @@ from sparsetile.bench.record import Record, read_records
 from tools.record import ROOT
 
 __all__ = [
-    "ALGORITHMS", "NO_RECORD", "READINGS", "core_ratios", "gnn_ratios", "mean", "over", "select",
-    "suite_records", "wcsr_records",
+    "ALGORITHMS", "CORE", "NO_RECORD", "READINGS", "core_ratios", "gnn_ratios", "mean", "over",
+    "select", "suite_records", "wcsr_records",
 ]  # fmt: skip
 
 RECORDS = ROOT / "results" / "h200"
 ALGORITHMS = tuple(f"cusparse-csr{number}" for number in (1, 2, 3))
 NO_RECORD = "no record"
+CORE = "voltrix_core.jsonl"  # voltrix, acc, csr and torch.sparse on the core matrices
 BRP_GRAPHS = ("PubMed", "CoauthorCS", "CoauthorPhysics")
 
 
@@ -107,10 +108,19 @@ def _graphs(name: str) -> str:
 
 
 def _voltrix_suite() -> str:
-    name = "hindsight.jsonl.gz"
-    found = select(name, "voltrix", n=512, dtype="float32")
-    value = mean(record.get("speedup") for record in found)
-    return f"{value} at N = 512 ({len(found)} real matrices)"
+    core = select(CORE, "voltrix", n=512, dtype="float32")
+    others = select("hindsight.jsonl.gz", "voltrix", n=512, dtype="float32")
+    ours, older = (mean(record.get("speedup") for record in found) for found in (core, others))
+    return (
+        f"{ours} at N = 512 ({len(core)} core matrices), {older} on {len(others)} others "
+        "(`hindsight.jsonl.gz`)"
+    )
+
+
+def _graph_speedups(name: str, system: str, widths: Sequence[int], dtype: str = "float32") -> str:
+    found = [select(name, system, n=n, dtype=dtype) for n in widths]
+    means = " / ".join(mean(r.get("speedup") for r in records) for records in found)
+    return f"{means} ({len(found[0])} graphs)"
 
 
 def _voltrix_graphs() -> str:
@@ -122,22 +132,18 @@ def _voltrix_graphs() -> str:
                 key = product_key(record)
                 fastest[key] = max(fastest.get(key, 0.0), record["speedup"])
         best.append(mean(fastest.values()))
-    others = "the better of `csr` and `acc` on the graphs"
-    return f"`voltrix` {_voltrix_suite()}; {others} {' / '.join(best)}"
+    ours = _graph_speedups("voltrix_graphs.jsonl", "voltrix", (256, 512, 1024))
+    return f"{ours}; the better of `csr` and `acc` {' / '.join(best)} (12, `voltrix.jsonl`)"
 
 
 def _ladder() -> str:
     order = ["sync", "tma", "bmat", "multitier", "persistent", "whole tiles"]
-    times = [
-        geomean(
-            step["time"]["p50"]
-            for matrix in study("voltrix_study.json")["ladder"].values()
-            for step in matrix["steps"]
-            if step["step"] == name and step["n"] == 256
-        )
-        for name in order
+    matrices = [
+        {step["step"]: step["time"]["p50"] for step in matrix["steps"] if step["n"] == 256}
+        for matrix in study("voltrix_ladder.json")["ladder"].values()
     ]
-    return f"{steps(times)} (the last: whole tiles), 3 matrices"
+    times = [geomean(matrix[name] for matrix in matrices) for name in order]
+    return f"{steps(times)} (the last: whole tiles), {len(matrices)} matrices"
 
 
 def _overlap() -> str:
@@ -204,9 +210,15 @@ def _seconds(found: dict[str, Any]) -> float:
     return float(found["seconds"])
 
 
+def _brp_graphs(experiment: str) -> list[float]:
+    """What was counted on each of the paper's eight graphs, for its f and g."""
+    found = json.loads((RECORDS.parent / "cpu" / "brp_graphs.json").read_text())["experiments"]
+    return [graph["1x4"] for graph in found[experiment].values()]
+
+
 def _brp_bytes() -> str:
-    found = json.loads((RECORDS.parent / "cpu" / "brp_bytes.json").read_text())["experiments"]
-    return " / ".join(f"{found['bytes'][name]['1x4']:.2f}" for name in BRP_GRAPHS)
+    found = _brp_graphs("bytes")
+    return f"{min(found):.2f} to {max(found):.2f} ({len(found)} graphs)"
 
 
 def _brp_speedups() -> str:
@@ -225,10 +237,8 @@ def _brp_planning() -> str:
 
 
 def _brp_shares() -> str:
-    found = study("brp_study.json")["products"]
-    splits = [found[name]["32"]["brp 1x4"]["split"] for name in BRP_GRAPHS]
-    shares = [float(split.split()[0]) / 100 for split in splits]
-    return f"{100 * sum(shares) / len(shares):.1f} % of the entries"
+    found = _brp_graphs("shares")
+    return f"{100 * sum(found) / len(found):.1f} % of the entries ({len(found)} graphs)"
 
 
 # --- RSH
@@ -323,10 +333,10 @@ def _best_orders(records: Iterable[Record]) -> list[Record]:
     return list(fastest.values())
 
 
-def wcsr_records(n: int = 1024) -> list[Record]:
+def wcsr_records(n: int = 1024, name: str = "asyncsparse.jsonl.gz") -> list[Record]:
     return _best_orders(
         record
-        for record in suite_records("asyncsparse.jsonl.gz")
+        for record in suite_records(name)
         if (record["system"], record["dtype"], record["n"]) == ("wcsr", "float32", n)
     )
 
@@ -340,11 +350,11 @@ def _by_density(records: Sequence[Record]) -> str:
 
 
 def _bcsr() -> list[Record]:
-    return [
+    return _best_orders(
         record
-        for record in select("asyncsparse.jsonl.gz", "bcsr", n=1024, dtype="bfloat16")
-        if not record["matrix"].startswith("gate_proj")
-    ]
+        for record in suite_records("asyncsparse_tf32.jsonl")
+        if record["system"] == "bcsr" and "ablation" not in record["config"]
+    )
 
 
 def _opts() -> list[float]:
@@ -398,13 +408,20 @@ def _acc_ladder() -> str:
     return steps([geomean(r["time"]["p50"] for r in records) for records in found])
 
 
-def _acc_without(part: str, base: dict[str, str]) -> str:
-    def times(config: dict[str, str]) -> dict[Any, float]:
-        found = select("acc_parts.jsonl", "acc", {**config, "reorder": "affinity"})
-        return {product_key(record): record["time"]["p50"] for record in found}
+def _acc_times(config: dict[str, str]) -> dict[Any, float]:
+    found = select("acc_parts.jsonl", "acc", {**config, "reorder": "affinity"})
+    return {product_key(record): record["time"]["p50"] for record in found}
 
-    without, all_parts = times({"ablation": part}), times(base)
-    return mean(seconds / all_parts[key] for key, seconds in without.items())
+
+def _acc_without(part: str, base: dict[str, str]) -> str:
+    without, all_parts = _acc_times({"ablation": part}), _acc_times(base)
+    ratios = [seconds / all_parts[key] for key, seconds in without.items() if key in all_parts]
+    return f"{mean(ratios)} ({len(ratios)} graphs)"
+
+
+def _acc_balance() -> str:
+    gate = _acc_without("ibd-gate", {})
+    return f"{_acc_without('no-balance', {})}; {gate} with the paper's gate"
 
 
 def _acc_hits() -> str:
@@ -446,13 +463,15 @@ def _index_bytes() -> str:
 # --- Training
 
 
-def gnn_ratios(path: str) -> list[float]:
+def gnn_ratios(
+    path: str, setting: str = "gcn2-256", name: str = "gnn_systems.jsonl.gz"
+) -> list[float]:
     """Steps of a backend over those of torch.sparse, by graph."""
-    file = RECORDS / "gnn_systems.jsonl.gz"
+    file = RECORDS / name
     if not file.is_file():
         return []
     found = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
-    timed = [r for r in found if r.get("status") == "ok" and r["setting"] == "gcn2-256"]
+    timed = [r for r in found if r.get("status") == "ok" and r["setting"] == setting]
     base = {r["matrix"]: r["time"]["p50"] for r in timed if r["path"] == "torch-sparse"}
     return [base[r["matrix"]] / r["time"]["p50"] for r in timed if r["path"] == path]
 
@@ -502,7 +521,7 @@ READINGS: dict[str, Callable[[], str]] = {
     "acc/fig10": _tile_fill,
     "acc/fig11": _acc_hits,
     "acc/fig12": _index_bytes,
-    "acc/fig13": lambda: _acc_without("no-pipeline", {"ablation": "no-stack"}),
-    "acc/fig14": lambda: _acc_without("no-balance", {}),
+    "acc/fig13": lambda: _acc_without("dtc-pipeline", {"ablation": "pipeline"}),
+    "acc/fig14": _acc_balance,
     "acc/fig15": _acc_ladder,
 }

@@ -15,6 +15,7 @@ from sparsetile.bench.figures import PREFIX, Figure, Paper, papers
 from tools.generated import write_page
 from tools.paper_readings import (
     ALGORITHMS,
+    CORE,
     NO_RECORD,
     READINGS,
     core_ratios,
@@ -32,6 +33,7 @@ CSR_OF: dict[str, tuple[str, dict[str, str]]] = {
     "brp.jsonl": ("brp_orders.jsonl", {"reorder": "identity"}),
     "asyncsparse.jsonl.gz": ("brp_core.jsonl.gz", {}),
 }
+OTHERS = (*ALGORITHMS, "cusparse-bell", "torch-csr")
 BACKENDS = ("csr", "acc", "rsh", "brp", "brp-1x4", "voltrix", "wcsr")
 _INTRO = """# The five papers, figure by figure
 
@@ -55,14 +57,13 @@ _PEERS = """## The same figures, baseline by baseline
 A speedup depends on its baseline. The papers name cuSPARSE without its algorithm, and AsyncSparse
 compares with cuSPARSE's Blocked-Ellpack, so its 6.24 stands beside a figure of ours over another
 baseline. Each line has our system over the fastest of cuSPARSE's CSR algorithms (*best of 3*),
-over each algorithm by itself, and over Blocked-Ellpack where that was measured; the last column
-has `csr`, our kernel on CUDA cores, on the same products (of `brp` and `wcsr` in another run; at
-N = 1024 there is none). Geometric means in float32 with TF32, but `rsh` is in FP16 with FP32
-results, as its paper has it, over float32 cuSPARSE. `torch.sparse` calls cuSPARSE; as a product
-by itself it is in no record.
+over each algorithm by itself, and over Blocked-Ellpack (BELL) and `torch.sparse` where those were
+measured; the last column has `csr`, our kernel on CUDA cores, on the same products (of `brp` and
+`wcsr` in another run; at N = 1024 there is none). Geometric means in float32 with TF32, but `rsh`
+is in FP16 with FP32 results, as its paper has it, over float32 cuSPARSE.
 
-| figure | paper | system | N | matrices | best of 3 | 1 | 2 | 3 | Blocked-Ellpack | `csr` |
-| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| figure | paper | system | N | matrices | best of 3 | 1 | 2 | 3 | BELL | `torch.sparse` | `csr` |
+| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 _GCN = """## Training with each system
 
 A two-layer GCN of hidden width 256, 500 epochs of Adam in float32 with TF32, the given row order
@@ -105,7 +106,7 @@ def _peer(name: str, figure: str, paper: str, system: str, n: int, **config: str
     """A line of the peers' table from a suite's records."""
     mine = select(name, system, config, n=n, dtype="float32")
     shown = f"`{system}`" + "".join(f", `{value}`" for value in config.values())
-    cells = [mean(over(name, mine, each)) for each in (*ALGORITHMS, "cusparse-bell")]
+    cells = [mean(over(name, mine, each)) for each in OTHERS]
     best = mean(record.get("speedup") for record in mine)
     csr = _csr(*CSR_OF.get(name, (name, {})), n)
     found = [figure, paper, shown, n, len(mine), best, *cells, csr]
@@ -114,7 +115,7 @@ def _peer(name: str, figure: str, paper: str, system: str, n: int, **config: str
 
 def _wcsr_peer(n: int, paper: str) -> str:
     name, mine = "asyncsparse.jsonl.gz", wcsr_records(n)
-    cells = [mean(over(name, mine, each)) for each in (*ALGORITHMS, "cusparse-bell")]
+    cells = [mean(over(name, mine, each)) for each in OTHERS]
     best = mean(record.get("speedup") for record in mine)
     csr = _csr(*CSR_OF[name], n)
     return (
@@ -128,7 +129,7 @@ def _rsh_peer(n: int) -> str:
         ALGORITHMS, *((name,) for name in ALGORITHMS)
     )]  # fmt: skip
     csr = core_ratios("csr", "float16", "identity", n)
-    cells = [*map(mean, ratios), "-", mean(csr)]
+    cells = [*map(mean, ratios), "-", "-", mean(csr)]
     shown = ["rsh/fig10", "2.35", "`rsh`, `locality`", n, len(ratios[0]), *cells]
     return f"| {' | '.join(map(str, shown))} |"
 
@@ -139,7 +140,7 @@ def _peers() -> list[str]:
         for ablation in ("1x4", "atomic"):
             lines.append(_peer("brp.jsonl", "brp/fig8", paper, "brp", n, ablation=ablation))
         lines.append(_peer("brp.jsonl", "brp/fig8", paper, "brp", n))
-    lines.append(_peer("hindsight.jsonl.gz", "voltrix/fig10", "2.5", "voltrix", 512))
+    lines += [_peer(CORE, "voltrix/fig10", "2.5", system, 512) for system in ("voltrix", "acc")]
     lines += [_rsh_peer(n) for n in (128, 512)]
     lines += [_wcsr_peer(256, "5.82"), _wcsr_peer(512, "6.04"), _wcsr_peer(1024, "6.24")]
     lines += [_peer("acc.jsonl", "acc/fig9", "1.58", "acc", n, reorder="affinity")
