@@ -145,7 +145,7 @@ def test_modules_import_only_from_packages_before_their_own():
         ("systems/base.py", "from sparsetile import plan"),
         ("tune/floor.py", "import importlib\nimportlib.import_module('sparsetile.plan.plan')"),
         ("tune/choose.py", "from sparsetile.plan.files import load_plan"),
-        ("formats/rows.py", "import sparsetile.balance.segments"),
+        ("formats/bundles.py", "import sparsetile.balance.segments"),
     ],
 )
 def test_an_import_from_a_later_package_is_found_wherever_it_stands(module: str, source: str):

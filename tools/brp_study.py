@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sparsetile.formats.brp import BRP, TILE_COLUMNS, sort_windows
+from sparsetile.formats.brp import TILE_COLUMNS, ColumnMajor, sort_windows
 from sparsetile.jit.compiler import compile_source
 from sparsetile.kernels.brp import FIXED, SPMM_BRP, brp_config, choose_brp_slabs
 from sparsetile.kernels.rstile import SPMM_RSTILE, choose_slabs, rstile_config
@@ -89,11 +89,25 @@ def shares(case: Case) -> Found:
 
 def index_bytes(case: Case) -> Found:
     """Index bytes over CSR's, each with 4-byte columns and row pointers."""
-    csr = 4 * (case.csr.nnz + case.csr.shape[0] + 1)
-    return {
-        f"{f}x4": BRP.pack(case.csr, case.perm(case.order), fixed=f, group=4).bytes / csr
-        for f in FIXED
-    }
+    found, nnz = sort_windows(case.csr, case.perm(case.order)), case.csr.nnz
+    sizes = {}
+    for f in FIXED:
+        groups, slots, rows = paper_sizes(found, f, 4)
+        # The paper's lists, but a byte for each place in a tile: group_window_id, old_col_id,
+        # local_id; res_rows_id, res_row_offset, res_col_id.
+        tiles = 4 * groups * (1 + TILE_COLUMNS * 4) + slots
+        sizes[f"{f}x4"] = tiles + 4 * (2 * rows + 1 + nnz - slots)
+    return {name: size / (4 * (nnz + case.csr.shape[0] + 1)) for name, size in sizes.items()}
+
+
+def paper_sizes(found: ColumnMajor, fixed: int, group: int) -> tuple[int, int, int]:
+    """Return all groups of a matrix, the entries in them, and the rows with other entries."""
+    kept = torch.ones_like(found.window_entry[1:], dtype=torch.bool)
+    groups, inside = found.grouped(fixed, TILE_COLUMNS * group, kept)
+    outside = torch.ones_like(found.entry, dtype=torch.bool)
+    outside[inside] = False
+    place, _, _ = found.by_row(torch.nonzero(outside).squeeze(1))
+    return int(groups.sum()), inside.numel(), torch.unique_consecutive(place).numel()
 
 
 def _built_seconds(case: Case, system: str, ablation: str | None) -> dict[str, float]:

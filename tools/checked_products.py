@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sparsetile import CSR, Plan
-from sparsetile.check.reference import attended, dot_products, reference
+from sparsetile.check.reference import dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8, offsets
@@ -42,6 +42,7 @@ from sparsetile.layers.graph_attention import (
 from sparsetile.nn import SparseLinear
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
+from tools.attention import attended
 
 # Rows of one element, odd ones, aligned ones, and those that take several slabs.
 WIDTHS = (1, 7, 32, 130, 257)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.balance.cover import check_cover
+from tests.balance.decoding import pieces_of
 
 from sparsetile.balance import CoBalanced
 from sparsetile.balance.cobalance import MIN_TILES
@@ -48,7 +49,7 @@ def loads(schedule: CoBalanced) -> list[float]:
 @given(WINDOWS, WORKERS, WIDTHS, st.booleans(), st.sampled_from([1, 2, 4]))
 def test_every_tile_of_every_unit_of_columns_is_in_one_item(tiles, workers, width, in_turn, least):
     schedule = made(tiles, workers, width, in_turn=in_turn, least=least, step=2)
-    check_cover(units_of(tiles), schedule.pieces())
+    check_cover(units_of(tiles), pieces_of(schedule))
     first = schedule.first_of_worker.tolist()
     assert first == sorted(first) and (first[0], first[-1]) == (0, schedule.item_count)
     assert not bool(schedule.items[:, 6:].any())
@@ -79,7 +80,7 @@ def test_hub_windows_are_cut_along_their_tiles_if_n_is_too_narrow():
     assert schedule.slot_count >= 39 and len(pieces) >= 39
     lengths = pieces[:, 2] - pieces[:, 1]
     assert int(lengths.min()) >= MIN_TILES and schedule.largest < 1.15
-    check_cover(units_of([4000, 40, 40]), schedule.pieces())
+    check_cover(units_of([4000, 40, 40]), pieces_of(schedule))
 
 
 @pytest.mark.parametrize("deviation", [0, 64, 128, 192])
@@ -145,7 +146,7 @@ def test_hub_windows_in_turn_are_cut_along_their_tiles_if_n_has_one_unit():
     schedule = made(HUB, 10, width=1, in_turn=True)
     hub = schedule.items[schedule.items[:, 0] == 0]
     assert schedule.slot_count == len(hub) >= 5
-    check_cover(units_of(HUB), schedule.pieces())
+    check_cover(units_of(HUB), pieces_of(schedule))
     assert max(loads(schedule)) < 1.15 * sum(loads(schedule)) / 10
 
 

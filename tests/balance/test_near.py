@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.balance.decoding import SCHEDULES, VARIANTS
 
-from sparsetile.balance import SCHEDULES
 from sparsetile.formats import units as module
 from sparsetile.formats.units import Units
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 POLICIES = [
-    pytest.param(policy, options, id=f"{policy.name}, {name}")
-    for policy in SCHEDULES.values()
-    for name, options in policy.variants.items()
+    pytest.param(policy, options, id=f"{kind}, {name}")
+    for kind, policy in SCHEDULES.items()
+    for name, options in VARIANTS[kind].items()
 ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.balance.cover import check_cover
+from tests.balance.decoding import pieces_of
 from tests.contracts.cases import MATRICES, csr_of
 
 from sparsetile import CSR
@@ -199,7 +200,7 @@ def test_longer_rows_have_a_warp_and_the_longest_a_thread_block():
     length, cut = items[:, 2] - items[:, 1], items[:, 3] >= 0
     assert np.array_equal(sections == 0, length > 5)
     assert np.array_equal(sections == 2, (length <= 5) & (cut | (length > 2)))
-    check_cover(units, schedule.pieces())
+    check_cover(units, pieces_of(schedule))
 
 
 def test_bundles_are_not_shared_by_warps():

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.balance.cover import check_cover
+from tests.balance.decoding import pieces_of
 from torch import Tensor
 
 from sparsetile.balance.windows import (
@@ -181,7 +182,7 @@ EVEN = st.lists(st.integers(0, 60).map(lambda half: 2 * half), max_size=50)
 def test_items_of_even_windows_begin_and_end_at_whole_steps(tiles, limit, balance):
     schedule = made(tiles, step=2, limit=limit, balance=balance)
     check(tiles, schedule)
-    check_cover(Units.from_offsets(offsets_of(tiles)), schedule.pieces())
+    check_cover(Units.from_offsets(offsets_of(tiles)), pieces_of(schedule))
     assert not bool((schedule.items[:, 1:3] % 2).any()) and schedule.longest % 2 == 0
 
 
@@ -202,7 +203,7 @@ def test_steps_are_scheduled_as_tiles_are(tiles, workers):
 def test_a_limit_cuts_longer_windows_and_no_others(tiles, limit):
     schedule = made(tiles, limit=limit)
     check(tiles, schedule)
-    check_cover(Units.from_offsets(offsets_of(tiles)), schedule.pieces())
+    check_cover(Units.from_offsets(offsets_of(tiles)), pieces_of(schedule))
     cut = {item[0] for item in schedule.items.tolist() if item[3] >= 0}
     assert cut == {window for window, count in enumerate(tiles) if count > limit}
     assert schedule.longest == limit
@@ -285,4 +286,4 @@ def test_the_longest_runs_hold_as_many_windows_as_the_kernel_remembers():
         schedule = made(tiles, limit=200, run=MAX_TILES)
         assert min(item[3] for item in runs_of(schedule)) == -MAX_TILES
         check(tiles, schedule)
-        check_cover(Units.from_offsets(offsets_of(tiles)), schedule.pieces())
+        check_cover(Units.from_offsets(offsets_of(tiles)), pieces_of(schedule))

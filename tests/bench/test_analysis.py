@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from tools.report_tables import other_products
 
 from sparsetile.bench.analysis import (
     attach_baselines,
@@ -15,7 +16,6 @@ from sparsetile.bench.analysis import (
     system_label,
 )
 from sparsetile.bench.compare import compare
-from sparsetile.bench.report.tables import other_products
 
 from .fakes import environment, failed, record
 

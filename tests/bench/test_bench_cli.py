@@ -1,9 +1,8 @@
-"""``sparsetile bench`` and ``sparsetile report``: exit codes, and one clear line on bad input."""
+"""``sparsetile bench``: exit codes, and one clear line on bad input."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from sparsetile.bench.record import append_record
 from sparsetile.cli import main
 from sparsetile.data.generators import random
 from sparsetile.intake import write_npz
-from tests.examples import ROOT
 
 from .fakes import failed, record
 
@@ -47,22 +45,6 @@ def test_bad_usage_is_one_line_and_exit_two(
     _fails(capsys, ["bench", "cpu", "--weights", "up"], "bench: weights must be one of")
     _fails(capsys, ["bench", "cpu", "--layout", "up"], "bench: layout must be one of")
     _fails(capsys, ["bench", "cpu", "--dtype", "float8"], "bench: dtype must be one of")
-    _fails(capsys, ["report", str(tmp_path / "no.jsonl")], "existing file of records")
-    records = _file(tmp_path, "a.jsonl", 1e-5)
-    words = ["report", records, "--markdown", str(tmp_path / "no" / "r.md")]
-    _fails(capsys, words, "report: --markdown must be a file in a folder that exists")
-
-
-def test_a_file_of_something_else_is_refused_in_a_dozen_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "other.json"
-    path.write_text("{\n" * 500)
-    assert main(["report", str(path)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("skipped other.json:1: not JSON")
-    assert lines[10] == "... and 490 more such lines" and len(lines) == 12
-    assert "report: FILES must be records of at least one measurement" in lines[11]
 
 
 def test_a_matrix_that_the_suite_lacks_is_named(
@@ -178,61 +160,6 @@ def test_a_slower_baseline_is_said_and_is_no_regression(
     assert main(["bench", "--compare", str(old), str(new)]) == 1
     out = capsys.readouterr().out
     assert "regression: PubMed N=128 float32 csr rcm: crash, ended by SIGSEGV" in out
-
-
-def test_a_report_is_written_and_damaged_lines_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = _file(tmp_path, "a.jsonl", 1e-5)
-    with open(path, "a") as stream:
-        stream.write("{broken\n")
-    text = tmp_path / "r.md"
-    assert main(["report", path, "--markdown", str(text)]) == 0
-    assert "skipped a.jsonl:3: not JSON" in capsys.readouterr().err
-    assert text.read_text().startswith("# Core: 32 real matrices\n")
-    assert main(["report", path]) == 0
-    assert capsys.readouterr().out == text.read_text()
-
-
-def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
-    from .fakes import environment
-
-    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    append_record(first, record())
-    append_record(second, record(environment=environment(device_name="Other GPU")))
-    out = tmp_path / "r.md"
-    assert main(["report", str(first), str(second), "--markdown", str(out)]) == 0
-    assert "Test GPU" in out.read_text() and "Other GPU" in out.read_text()
-
-
-def test_a_folder_gets_a_page_for_each_suite(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    for suite in ("core", "cpu"):
-        append_record(path, record(suite=suite))
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    assert main(["report", str(path), "--markdown", str(pages)]) == 0
-    assert sorted(page.name for page in pages.iterdir()) == ["core.md", "cpu.md"]
-    assert (pages / "cpu.md").read_text().startswith("# CPU: the core matrices on the host\n")
-    assert main(["report", str(path), "--title", "Both", "--markdown", str(pages / "all.md")]) == 0
-    both = (pages / "all.md").read_text()
-    assert both.startswith("# Both\n") and both.count("\n## C") == 2
-
-
-def test_the_committed_pages_are_what_the_records_say(tmp_path: Path) -> None:
-    """The same command as docs/results/reproduce.md has."""
-    page = (ROOT / "docs/results/reproduce.md").read_text(encoding="utf-8")
-    names = re.search(r"report \{(.+)\}\.jsonl --markdown docs/results/tables", page)
-    assert names
-    found = [
-        str(next(path for path in (ROOT / "results").glob(f"*/{name}.jsonl*")))
-        for name in names[1].split(",")
-    ]
-    assert main(["report", *found, "--markdown", str(tmp_path)]) == 0
-    pages = ROOT / "docs/results/tables"
-    assert sorted(p.name for p in pages.iterdir()) == sorted(p.name for p in tmp_path.iterdir())
-    for made in tmp_path.iterdir():
-        assert made.read_text() == (pages / made.name).read_text(), f"run: {names[0]}"
 
 
 def test_a_file_or_a_folder_is_measured_as_a_suite_of_its_own(

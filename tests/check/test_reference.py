@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tools.attention import attended
 
 from sparsetile.check import reference as module
-from sparsetile.check.reference import attended, dot_products, reference, row_chunks
+from sparsetile.check.reference import dot_products, reference, row_chunks
 from sparsetile.data.generators import one_dense_row, random
 from sparsetile.intake.csr import FP8
 from tests.check.products import entries, exact, row_by_row

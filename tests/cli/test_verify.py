@@ -1,4 +1,4 @@
-"""``sparsetile verify`` hands its options to the checkout's tools/verify.py."""
+"""``sparsetile verify`` and ``report`` hand their options to tools of the checkout."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tools.record import ROOT
 
+from sparsetile.cli import checkout as module
 from sparsetile.cli import main
-from sparsetile.cli import verify as module
 from tests.cli.conftest import Cli, assert_refused
 
 
@@ -44,6 +44,15 @@ def test_every_option_reaches_the_tool_and_its_exit_code_comes_back(
 def test_options_that_are_omitted_are_not_handed_on(cli: Cli, child):
     cli("verify", "--checker", "memcheck,synccheck", "--time-limit", 7)
     assert child["command"][5:] == ["--checker=memcheck,synccheck", "--time-limit=7.0"]
+
+
+def test_files_of_a_report_keep_their_places(cli: Cli, child, monkeypatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", "a.jsonl", "--markdown", "r.md", "--title", "All of it").code == 1
+    assert child["cwd"] == ROOT and "tools.report" in child["command"][2]
+    assert child["command"][5:] == [
+        str(tmp_path / "a.jsonl"), f"--markdown={tmp_path / 'r.md'}", "--title=All of it",
+    ]  # fmt: skip
 
 
 def test_this_checkout_is_found_and_an_installed_package_is_none(monkeypatch, tmp_path: Path):

@@ -121,3 +121,8 @@ def assert_close(C: Tensor, csr: CSR, B: Tensor, reduce: str = "sum") -> None:
         csr, B, C, reduce=reduce, tf32=rounds_to_tf32(B), worst_case=True, limit=None
     )
     assert verdict.ok, verdict
+
+
+def derived(base: type) -> set[type]:
+    """All classes below a class."""
+    return {each for below in base.__subclasses__() for each in (below, *derived(below))}

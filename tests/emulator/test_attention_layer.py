@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools.attention import attended
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsetile as st
-from sparsetile.check.reference import attended
 from sparsetile.kernels import columns
 from sparsetile.kernels import gat as sizes
 from sparsetile.layers.graph_attention import attention_layer

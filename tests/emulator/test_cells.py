@@ -19,6 +19,7 @@ from sparsetile.intake.csr import CSR
 from sparsetile.launch import staged
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
+from tests.formats.decoding import VARIANTS
 from tests.formats.packed import FORMS, MATRICES, assert_same, matrix
 from tests.host import built_by_kernels, launch_few_blocks
 
@@ -115,7 +116,7 @@ def test_pairs_are_counted_as_on_the_host(name):
             assert bool(stages) == bool(csr.nnz)
 
 
-@pytest.mark.parametrize("options", RowBundles.variants.values(), ids=RowBundles.variants)
+@pytest.mark.parametrize("options", VARIANTS["bundles"].values(), ids=VARIANTS["bundles"])
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "far columns"])
 def test_bundles_of_sorted_pairs_are_the_same(name, options, constants):
     constants(device_bundles, MOST_BUNDLED=0)  # as if there were too many entries

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tools.attention import attended
 from torch import Tensor
 
 import sparsetile as st
-from sparsetile.check.reference import attended
 from sparsetile.kernels.gat import gat_config, gat_tile
 from sparsetile.layers.graph_attention import graph_attention, node_scores
 from sparsetile.plan.traced.flat import flatten, parsed

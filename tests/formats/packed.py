@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsetile.formats import WCSR, BitTCF, BMat
 from sparsetile.formats.base import Format
 from sparsetile.intake.csr import CSR
+from tests.formats.decoding import FORMATS, VARIANTS
 
 __all__ = ["FORMS", "MATRICES", "assert_same", "matrix"]
 
 FORMS = [
-    pytest.param(form, options, id=f"{form.name}, {name}")
-    for form in (BitTCF, WCSR, BMat)
-    for name, options in form.variants.items()
+    pytest.param(FORMATS[form], options, id=f"{form}, {name}")
+    for form in ("bittcf", "wcsr", "bmat")
+    for name, options in VARIANTS[form].items()
 ]
 # Rows, columns, entries.
 MATRICES = {

@@ -12,7 +12,8 @@ from torch import Tensor
 from sparsetile import CSR
 from sparsetile.balance import WindowSchedule
 from sparsetile.formats.bcsr import BCSR, BLOCK_SIZES, count_blocks
-from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.contracts.cases import MATRICES, csr_of
+from tests.formats.decoding import decode, pack_values
 from tests.formats.matrices import dense_of, matrices
 
 SIZES = st.sampled_from(BLOCK_SIZES)
@@ -35,7 +36,7 @@ def check(csr: CSR, order: Tensor | None, blocks: BCSR) -> None:
     assert blocks.block_row_ptr.tolist() == ptr
     assert blocks.block_col_idx.tolist() == idx
     expected = torch.stack(kept) if kept else torch.zeros(0, size, size)
-    assert torch.equal(blocks.pack_values(csr.values), expected), "row-major inside a block"
+    assert torch.equal(pack_values(blocks, csr, csr.values), expected), "row-major inside a block"
     assert torch.equal(expected.flatten()[blocks.places], csr.values)
     if blocks.bitmaps is not None:
         words = blocks.bitmaps.numpy().view(np.uint64)
@@ -57,10 +58,10 @@ def test_every_array_is_what_its_definition_says(drawn, size):
 def test_lists_and_bits_alone_give_every_entry_back(drawn, size):
     csr, order = drawn
     blocks = BCSR.pack(csr, order, block=size)
-    row, column, place = blocks.decode()
+    row, column, place = decode(blocks, csr)
     assert row.numel() == csr.nnz
     dense = torch.zeros(csr.shape)
-    dense[row, column] = blocks.pack_values(csr.values).flatten()[place]
+    dense[row, column] = pack_values(blocks, csr, csr.values).flatten()[place]
     assert torch.equal(dense, dense_of(csr))
 
 
@@ -83,7 +84,7 @@ def test_the_size_is_the_formulas(name, size):
     bits = 0 if blocks.bitmaps is None else size * size // 8 * count
     assert blocks.bytes == 4 * (blocks.block_row_count + 1 + count) + bits
     assert blocks.value_bytes(torch.float16) == 2 * size * size * count
-    assert blocks.pack_values(csr.values).nbytes == blocks.value_bytes(torch.float32)
+    assert pack_values(blocks, csr, csr.values).nbytes == blocks.value_bytes(torch.float32)
     assert blocks.fill == csr.nnz / max(count * size * size, 1)
     for part in (blocks.block_row_ptr, blocks.block_col_idx):
         assert part.dtype is torch.int32 and part.is_contiguous()
@@ -95,10 +96,10 @@ def test_a_matrix_that_fills_its_blocks_needs_no_bits(shape):
     csr = csr_of(np.arange(1.0, shape[0] * shape[1] + 1).reshape(shape))
     blocks = BCSR.pack(csr, block=64)
     assert blocks.bitmaps is None
-    row, column, place = blocks.decode()
+    row, column, place = decode(blocks, csr)
     assert row.numel() == csr.nnz
     dense = torch.zeros(csr.shape)
-    dense[row, column] = blocks.pack_values(csr.values).flatten()[place]
+    dense[row, column] = pack_values(blocks, csr, csr.values).flatten()[place]
     assert torch.equal(dense, dense_of(csr))
 
 
@@ -115,7 +116,7 @@ def test_stored_zeros_are_entries():
     csr = CSR(torch.tensor([0, 2]), torch.tensor([3, 90], dtype=torch.int32), None, (1, 100))
     blocks = BCSR.pack(csr.with_values(torch.zeros(2)), block=64)
     assert blocks.block_col_idx.tolist() == [0, 1]
-    assert blocks.decode()[1].tolist() == [3, 90]
+    assert decode(blocks, csr)[1].tolist() == [3, 90]
 
 
 def test_block_rows_are_cut_from_the_order_given():
@@ -123,8 +124,8 @@ def test_block_rows_are_cut_from_the_order_given():
     order = torch.arange(csr.shape[0]).flip(0)
     blocks = BCSR.pack(csr, order)
     assert torch.equal(blocks.order, order.int())
-    rows, _, _ = blocks.decode()
-    last = rows[blocks.decode()[2] // 64**2 >= int(blocks.block_row_ptr[1])]
+    rows, _, _ = decode(blocks, csr)
+    last = rows[decode(blocks, csr)[2] // 64**2 >= int(blocks.block_row_ptr[1])]
     assert sorted(last.unique().tolist()) == [0, 1, 2], "the last block row holds what is left"
 
 
@@ -132,40 +133,10 @@ def test_columns_past_31_bits_of_keys_are_kept_apart():
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 200, 3]), indices, None, (201, cols))
-    row, column, _ = BCSR.pack(csr, block=32).decode()
+    row, column, _ = decode(BCSR.pack(csr, block=32), csr)
     assert list(zip(row.tolist(), column.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (200, cols - 1),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn],
-    ids=str,
-)
-def test_values_are_rounded_to_the_type_asked_for(dtype):
-    csr = csr_of(MATRICES["odd sizes"](), dtype=torch.float64)
-    blocks = BCSR.pack(csr, block=32)
-    packed = blocks.pack_values(csr.values, dtype)
-    assert packed.dtype is dtype and packed.shape == (blocks.block_count, 32, 32)
-    assert packed.is_contiguous()
-    found = packed.double().flatten()[blocks.places]
-    assert torch.equal(found, csr.values.to(dtype).double())
-
-
-def test_a_pattern_is_packed_as_ones_at_its_entries_only():
-    csr = csr_of(MATRICES["empty rows"](), pattern=True)
-    blocks = BCSR.pack(csr, block=64)
-    packed = blocks.pack_values(None, torch.bfloat16)
-    assert packed.dtype is torch.bfloat16
-    assert int(packed.count_nonzero()) == csr.nnz == int(packed.float().sum())
-
-
-def test_new_values_go_to_the_same_places():
-    csr = csr_of(random_matrix(150, 90, 0.1))
-    blocks = BCSR.pack(csr, block=64)
-    twice = blocks.pack_values(2 * csr.values)
-    assert torch.equal(twice, 2 * blocks.pack_values(csr.values))
 
 
 def test_offsets_are_what_the_balancer_takes():
@@ -181,9 +152,3 @@ def test_other_block_sizes_are_refused(size):
     text = f"BCSR.pack: block must be one of \\(32, 64, 128\\), got {size}. Choose a size from that"
     with pytest.raises(ValueError, match=text):
         BCSR.pack(csr_of(MATRICES["one by one"]()), block=size)
-
-
-def test_values_of_another_matrix_are_refused():
-    blocks = BCSR.pack(csr_of(MATRICES["one by one"]()))
-    with pytest.raises(ValueError, match="values must be a tensor of 1 values, got shape \\(2,\\)"):
-        blocks.pack_values(torch.ones(2))

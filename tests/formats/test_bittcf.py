@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsetile import CSR
 from sparsetile.formats import BitTCF
 from tests.contracts.cases import MATRICES, csr_of
+from tests.formats.decoding import decode, pack_values
 
 
 @st.composite
@@ -85,7 +86,9 @@ def test_tiles_that_fill_windows_up_hold_no_entries(drawn, stack):
     plain = BitTCF.pack(csr, order, stack=stack)
     even = BitTCF.pack(csr, order, stack=stack, even=True)
     assert torch.equal(even.entries, plain.entries)
-    assert all(torch.equal(a, b) for a, b in zip(even.decode(), plain.decode(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(decode(even, csr), decode(plain, csr), strict=True)
+    )
     assert even.tiles_of_eight() == plain.tiles_of_eight()
     tiles = plain.tiles_per_window()
     assert torch.equal(even.tiles_per_window(), tiles + tiles % 2), "none where there was none"
@@ -105,8 +108,8 @@ def test_tiles_of_eight_rows_are_counted_without_packing_them(drawn):
 def test_bits_alone_give_every_entry_back(drawn, stack):
     csr, order = drawn
     tiles = BitTCF.pack(csr, order, stack=stack)
-    row, column, _ = tiles.decode()
-    packed = tiles.pack_values(csr.values)
+    row, column, _ = decode(tiles, csr)
+    packed = pack_values(tiles, csr, csr.values)
     dense = torch.zeros(csr.shape)
     dense[row, column] = packed
     expected = torch.zeros(csr.shape)
@@ -154,7 +157,7 @@ def test_a_matrix_without_entries_has_windows_and_no_tiles(shape, stack, even):
     assert tiles.row_window_offset.tolist() == [0] * (windows + 1)
     assert (tiles.tile_count, tiles.tiles_of_eight(), tiles.mean_tile_entries) == (0, 0, 0.0)
     assert tiles.tc_offset.tolist() == [0]
-    assert [part.numel() for part in tiles.decode()] == [0, 0, 0]
+    assert [part.numel() for part in decode(tiles, csr)] == [0, 0, 0]
 
 
 def test_a_tile_that_fills_a_window_up_repeats_its_last_column():
@@ -187,7 +190,7 @@ def test_rows_past_the_last_leave_their_bits_empty(rows):
 def test_halves_of_a_stack_lie_one_after_the_other_in_the_values():
     csr = csr_of(np.arange(1.0, 16 * 10 + 1).reshape(16, 10))
     tiles = BitTCF.pack(csr, stack=2)
-    values = tiles.pack_values(csr.values)
+    values = pack_values(tiles, csr, csr.values)
     dense = csr.values.reshape(16, 10)
     parts = [dense[:8, :8], dense[8:, :8], dense[:8, 8:], dense[8:, 8:]]
     assert tiles.tc_offset.tolist() == [0, 64, 128, 144, 160]
@@ -219,7 +222,7 @@ def test_windows_are_cut_from_the_order_given(stack):
     order = torch.arange(csr.shape[0]).flip(0)
     tiles = BitTCF.pack(csr, order, stack=stack)
     assert torch.equal(tiles.order, order.int())
-    rows, _, _ = tiles.decode()
+    rows, _, _ = decode(tiles, csr)
     first = rows[: int(tiles.tc_offset[stack * int(tiles.row_window_offset[1])])]
     assert sorted(first.unique().tolist()) == sorted(order[: 8 * stack].tolist())
 
@@ -238,19 +241,10 @@ def test_columns_past_32_bits_of_keys_are_kept_apart(stack):
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 40, 3]), indices, None, (41, cols))
     tiles = BitTCF.pack(csr, stack=stack)
-    rows, columns, _ = tiles.decode()
+    rows, columns, _ = decode(tiles, csr)
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (40, cols - 1),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_values_of_every_type_follow_their_entries(dtype):
-    csr = csr_of(MATRICES["odd sizes"](), dtype=dtype)
-    tiles = BitTCF.pack(csr)
-    packed = tiles.pack_values(csr.values)
-    assert packed.dtype is dtype
-    assert torch.equal(packed, csr.values[tiles.entries.long()])
 
 
 @pytest.mark.parametrize("stack", [0, 3])

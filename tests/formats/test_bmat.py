@@ -13,6 +13,7 @@ from sparsetile import CSR
 from sparsetile.formats import BMat, bmat
 from sparsetile.formats.bmat import CELLS, fragment_cells
 from tests.contracts.cases import MATRICES, csr_of
+from tests.formats.decoding import pack_values
 from tests.formats.matrices import dense_of, matrices
 
 
@@ -60,7 +61,7 @@ def check(csr: CSR, order, stack: int = 1) -> None:
             held = registers[part, word]
             assert [bits >> lane & 1 for lane in range(32)] == (held != 0).tolist()
             values += held[held != 0].tolist()
-    assert bmat.pack_values(csr.values).tolist() == values
+    assert pack_values(bmat, csr, csr.values).tolist() == values
     # A window's values begin where those of its first tile do.
     counts = [int((registers != 0).sum()) for _, registers in flat]
     firsts = np.concatenate([[0], np.cumsum(counts)]).astype(int)
@@ -96,7 +97,7 @@ def test_dense_operands_hold_each_value_in_its_lanes_register(size, stack):
     csr = CSR(indptr, column.int(), dense[row, column], (40, 90))
     bmat = BMat.pack(csr, stack=stack)
     operands = torch.zeros(bmat.tile_count * stack * CELLS)
-    operands[fragment_cells(bmat.bitmaps, size, stack)] = bmat.pack_values(csr.values)
+    operands[fragment_cells(bmat.bitmaps, size, stack)] = pack_values(bmat, csr, csr.values)
     flat = [registers for tiles in reference(csr, None, stack) for _, registers in tiles]
     if size == 4:
         expected = [part.T for tile in flat for part in tile]  # lane by lane, its four registers

@@ -11,6 +11,7 @@ from sparsetile import CSR
 from sparsetile.formats import BUNDLE_ROWS, LIST_STEP, RowBundles
 from sparsetile.formats.bundles import MAX_COLUMNS, scatter_values
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.formats.decoding import pack_values, unpack
 
 
 def walk_bundles(bundles: RowBundles) -> list[tuple[int, int, int]]:
@@ -60,7 +61,7 @@ def test_each_entry_is_in_one_place_of_a_bundle_or_in_a_loose_row(name, min_shar
 @pytest.mark.parametrize("name", MATRICES)
 def test_packed_values_follow_the_bits(name):
     csr, bundles = bundled(name, 1.5)
-    packed = bundles.pack_values(torch.arange(1.0, csr.nnz + 1))
+    packed = pack_values(bundles, csr, torch.arange(1.0, csr.nnz + 1))
     cells = packed[: BUNDLE_ROWS * bundles.element_count]
     place, row, column = torch.tensor(walk_bundles(bundles)).reshape(-1, 3).long().T
     entry = cells[place].long() - 1
@@ -130,7 +131,7 @@ def test_the_last_of_the_columns_that_28_bits_can_name_is_kept():
         torch.arange(1.0, 7.0),
         (4, MAX_COLUMNS),
     )
-    back = RowBundles.pack(csr).unpack()
+    back = unpack(RowBundles.pack(csr), csr)
     assert torch.equal(back.indptr, csr.indptr) and torch.equal(back.indices, csr.indices)
 
 
@@ -140,7 +141,7 @@ def test_rejects_columns_that_28_bits_cannot_name():
         RowBundles.pack(csr)
     assert str(caught.value) == (
         f"RowBundles.pack: csr must be a matrix of at most {MAX_COLUMNS} columns, "
-        f"got {MAX_COLUMNS + 1}. Use Rows."
+        f"got {MAX_COLUMNS + 1}. Multiply single rows."
     )
 
 
@@ -154,7 +155,7 @@ def test_the_size_is_that_of_lists_and_rows(min_sharing):
 def test_loose_rows_values_lie_behind_the_bundles_in_the_order_of_the_rows():
     csr, bundles = bundled("odd sizes", 1.2)
     assert bundles.loose.numel() and bundles.bundle_count, "the case must have both"
-    packed = bundles.pack_values(csr.values)
+    packed = pack_values(bundles, csr, csr.values)
     cells = BUNDLE_ROWS * bundles.element_count
     rows = [csr.values[csr.indptr[r] : csr.indptr[r + 1]] for r in bundles.loose.tolist()]
     assert torch.equal(packed[cells:], torch.cat(rows))

@@ -37,7 +37,9 @@ def test_the_same_bits_as_on_the_host(form, options, name):
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("form", [BitTCF, WCSR, BMat, RowBundles], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [BitTCF, WCSR, BMat, RowBundles], ids=["bittcf", "wcsr", "bmat", "bundles"]
+)
 def test_the_same_bits_of_a_large_matrix_each_time(form, monkeypatch):
     draw = torch.Generator().manual_seed(7)
     rows, cols = 40_001, 70_000

@@ -20,6 +20,7 @@ from sparsetile.formats.fragments import (
     step_tiles,
 )
 from sparsetile.formats.rstile import RSTile
+from sparsetile.formats.window_split import count_columns, split_by_threshold
 from tests.contracts.cases import MATRICES, csr_of
 from tests.formats.matrices import dense_of, matrices
 
@@ -77,7 +78,7 @@ def test_lanes_find_the_operand_that_the_instruction_wants(drawn, size):
     csr, order = drawn
     tiles = BitTCF.pack(csr, order, stack=2, even=True)
     expected = [registers(block, size) for block in windows_of(dense_of(csr, order), tiles)]
-    found = scattered(tiles, tiles.pack_values(csr.values), size)
+    found = scattered(tiles, csr.values[tiles.entries.long()], size)
     np.testing.assert_array_equal(found, np.concatenate([np.empty(0), *expected]))
 
 
@@ -86,7 +87,7 @@ def test_lanes_find_the_operand_that_the_instruction_wants(drawn, size):
 def test_windows_that_begin_at_any_row_become_operands_too(name, size):
     csr = csr_of(MATRICES[name]())
     csr = csr.with_values(torch.arange(1.0, csr.nnz + 1))
-    packed = RSTile.pack(csr, max_entries=3, max_new=3, height=16)
+    packed = RSTile.pack(csr, None, split_by_threshold(count_columns(csr, height=16), 3, 3))
     tiles = packed.tiles
     dense = dense_of(csr)[packed.tile_rows]
     expected = [registers(block, size) for block in windows_of(dense, tiles)]

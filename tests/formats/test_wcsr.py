@@ -14,6 +14,7 @@ from sparsetile.balance import WindowSchedule
 from sparsetile.formats import BitTCF
 from sparsetile.formats.wcsr import PADS, WCSR, WINDOW_HEIGHTS
 from tests.contracts.cases import MATRICES, csr_of, random_matrix
+from tests.formats.decoding import decode, pack_values
 from tests.formats.matrices import dense_of, matrices
 
 HEIGHTS, WIDTHS = st.sampled_from(WINDOW_HEIGHTS), st.sampled_from(PADS)
@@ -46,7 +47,7 @@ def check(csr: CSR, order: Tensor | None, tiles: WCSR) -> None:
     words = tiles.bitmaps.numpy().view(np.uint64)
     bits = (words[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.array_equal(bits.reshape(held.shape) == 1, held.numpy())
-    assert torch.equal(tiles.pack_values(csr.values), expected.flatten()[held.flatten()])
+    assert torch.equal(pack_values(tiles, csr, csr.values), expected.flatten()[held.flatten()])
 
 
 @settings(max_examples=120, deadline=None)
@@ -61,10 +62,10 @@ def test_every_array_is_what_its_definition_says(drawn, height, pad):
 def test_columns_and_bits_alone_give_every_entry_back(drawn, height, pad):
     csr, order = drawn
     tiles = WCSR.pack(csr, order, height=height, pad=pad)
-    row, column, place = tiles.decode()
+    row, column, place = decode(tiles, csr)
     assert row.numel() == csr.nnz
     dense = torch.zeros(csr.shape)
-    dense[row, column] = tiles.pack_values(csr.values)[place]
+    dense[row, column] = pack_values(tiles, csr, csr.values)[place]
     assert torch.equal(dense, dense_of(csr))
 
 
@@ -122,7 +123,7 @@ def test_pairs_are_counted_without_padding():
 def test_a_matrix_without_entries_has_no_tiles():
     tiles = WCSR.pack(csr_of(MATRICES["no entries"]()), height=16)
     assert tiles.tile_count == 0 and tiles.window_row_ptr.tolist() == [0, 0]
-    assert tiles.entries_per_pair == 0.0 and tiles.pack_values(None).shape == (0,)
+    assert tiles.entries_per_pair == 0.0 and tiles.entries.numel() == 0
 
 
 def test_windows_are_cut_from_the_order_given():
@@ -130,7 +131,7 @@ def test_windows_are_cut_from_the_order_given():
     order = torch.arange(csr.shape[0]).flip(0)
     tiles = WCSR.pack(csr, order, height=32)
     assert torch.equal(tiles.order, order.int())
-    rows, _, place = tiles.decode()
+    rows, _, place = decode(tiles, csr)
     first = rows[tiles.places[tiles.entries[place]] < int(tiles.window_row_ptr[1]) * 32 * 8]
     assert sorted(first.unique().tolist()) == sorted(order[:32].tolist())
 
@@ -139,29 +140,10 @@ def test_columns_past_32_bits_of_keys_are_kept_apart():
     cols = 2**31 - 1
     indices = torch.tensor([0, cols - 1, cols - 1], dtype=torch.int32)
     csr = CSR(torch.tensor([0, *[2] * 200, 3]), indices, None, (201, cols))
-    row, column, _ = WCSR.pack(csr).decode()
+    row, column, _ = decode(WCSR.pack(csr), csr)
     assert list(zip(row.tolist(), column.tolist(), strict=True)) == [
         (0, 0), (0, cols - 1), (200, cols - 1),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn],
-    ids=str,
-)
-def test_values_are_rounded_to_the_type_asked_for(dtype):
-    csr = csr_of(MATRICES["odd sizes"](), dtype=torch.float64)
-    tiles = WCSR.pack(csr, pad=16)
-    packed = tiles.pack_values(csr.values, dtype)
-    assert packed.dtype is dtype and packed.is_contiguous()
-    assert torch.equal(packed.double()[torch.argsort(tiles.entries)], csr.values.to(dtype).double())
-
-
-def test_a_pattern_is_packed_as_ones():
-    csr = csr_of(MATRICES["empty rows"](), pattern=True)
-    packed = WCSR.pack(csr, height=128, pad=16).pack_values(None, torch.float16)
-    assert torch.equal(packed, torch.ones(csr.nnz, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("pad", PADS)

@@ -27,6 +27,14 @@ from tests.contracts.cases import MATRICES, csr_of, equal_rows, random_matrix
 HEIGHTS = (8, 16)
 
 
+def packed(
+    csr: CSR, order: Tensor | None = None, *, max_entries: int, max_new: int = 3, height: int = 8
+) -> RSTile:
+    """RS-Tile in the split of the paper's rule."""
+    counts = count_columns(csr, order, height)
+    return RSTile.pack(csr, order, split_by_threshold(counts, max_entries, max_new))
+
+
 def columns_at(csr: CSR, order: Tensor | None = None) -> list[set[int]]:
     """Columns of the row at each position."""
     rows = range(csr.shape[0]) if order is None else order.tolist()
@@ -160,11 +168,10 @@ def test_pieces_keep_long_windows_from_being_opened():
 @pytest.mark.parametrize("name", MATRICES)
 def test_windows_of_sixteen_rows_have_an_even_number_of_tiles(name):
     csr = csr_of(MATRICES[name]())
-    packed = RSTile.pack(csr, max_entries=2, height=16)
-    assert packed.tiles.even and not bool((packed.row_window_offset % 2).any())
-    eight = RSTile.pack(csr, max_entries=2)
-    assert torch.equal(eight.row_window_offset, eight.tiles.row_window_offset)
-    assert not eight.tiles.even and (eight.units().length > 0).all()
+    tiles = packed(csr, max_entries=2, height=16).tiles
+    assert tiles.even and not bool((tiles.row_window_offset % 2).any())
+    eight = packed(csr, max_entries=2).tiles
+    assert not eight.even and (eight.units().length > 0).all()
 
 
 def test_rows_that_share_columns_are_windows_and_rows_that_do_not_are_left_out():
@@ -173,15 +180,27 @@ def test_rows_that_share_columns_are_windows_and_rows_that_do_not_are_left_out()
     costs = RowCosts(tile=24.0, window=1.0, entry=1.0, new=1.0, row=0.1)
     split = split_by_cost(count_columns(csr), costs)
     assert split.windows.tolist() == [3, 18], "windows begin where equal rows begin"
-    packed = RSTile.pack_split(csr, None, split)
-    assert packed.row_window_id.tolist() == [3, 18]
-    assert packed.residual_rows.tolist() == [0, 1, 2, *range(11, 18)]
-    assert packed.tile_share == pytest.approx(16 * 58 / csr.nnz)
+    made = RSTile.pack(csr, None, split)
+    assert made.tile_rows.tolist() == [*range(3, 11), *range(18, 26)]
+    assert made.residual_rows.tolist() == [0, 1, 2, *range(11, 18)]
+    assert made.tile_share == pytest.approx(16 * 58 / csr.nnz)
 
 
-def test_residual_entries_have_their_row_and_column_side_by_side():
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("height", [8, 16])
+def test_each_entry_is_in_a_tile_or_in_a_residual_row(name, height):
+    csr = csr_of(MATRICES[name]())
+    order = torch.randperm(csr.shape[0])
+    made = packed(csr, order, max_entries=3, height=height)
+    rows = torch.cat([made.tile_rows, made.residual_rows])
+    assert torch.equal(rows.sort().values, torch.arange(csr.shape[0]))
+    loose = torch.nonzero(torch.isin(csr.row_ids(), made.residual_rows)).flatten()
+    entries = torch.cat([made.tiles.entries, loose])
+    assert torch.equal(entries.sort().values, torch.arange(csr.nnz))
+
+
+def test_no_window_is_needed():
     csr = csr_of(random_matrix(50, 40, 0.02))
-    packed = RSTile.pack(csr, max_entries=99, max_new=99)
-    assert packed.row_window_id.numel() == 0 and packed.tile_share == 0.0
-    assert torch.equal(packed.residual_row_id.long(), csr.row_ids())
-    assert torch.equal(packed.residual_col_id, csr.indices)
+    made = packed(csr, max_entries=99, max_new=99)
+    assert made.tile_rows.numel() == 0 and made.tile_share == 0.0
+    assert made.residual_rows.tolist() == list(range(50))

@@ -1,6 +1,6 @@
 """``csr``: rows, bundles of four rows, and their work items with the sum tree, decoded.
 
-This proves the formats (formats/rows.py, formats/bundles.py) and their schedules
+This proves the format (formats/bundles.py), rows as they are, and their schedules
 (balance/segments.py), not the kernels: see decoding.py. ``decode_rows`` also reads the rows by
 which ``bcsr`` repairs C.
 """

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools.attention import attended
 from torch import Tensor
 
 import sparsetile as st
 from sparsetile import nn as ours
-from sparsetile.check.reference import attended
 from sparsetile.kernels import KERNELS
 from sparsetile.layers.graph_attention import attention_layer, graph_attention
 from sparsetile.nn import GATConv, clear_graph_cache

@@ -16,7 +16,8 @@ from tools.brp_study import BUILDS, EXPERIMENTS, WIDTHS, main
 from sparsetile.core.device import H200
 from sparsetile.data.generators import power_law
 from sparsetile.engines.request import Request
-from sparsetile.formats.brp import BRP
+from sparsetile.formats.brp import sort_windows
+from sparsetile.formats.brp_windows import BRPWindows
 from sparsetile.intake import CSR, write_npz
 from sparsetile.plan.plan import Plan
 from sparsetile.plan.planner import build_plan
@@ -28,6 +29,11 @@ from tools import brp_study, study
 @pytest.fixture(scope="module")
 def graph() -> CSR:
     return power_law(rows=300, nnz=4800, seed=3)
+
+
+def all_windows(graph: CSR, fixed: int, group: int) -> BRPWindows:
+    kept = torch.ones(-(-graph.shape[0] // 16), dtype=torch.bool)
+    return BRPWindows.pack(graph, None, sort_windows(graph), fixed, group, kept)
 
 
 @pytest.fixture
@@ -88,11 +94,15 @@ def test_without_a_gpu_the_record_holds_what_can_be_counted(folder, graph):
     shares = record["experiments"]["shares"]["DD"]
     assert list(shares) == [f"{f}x{g}" for f, g in CHOICES]
     for f, g in ((1, 4), (2, 2)):
-        packed = BRP.pack(graph, fixed=f, group=g)
-        assert shares[f"{f}x{g}"] == pytest.approx(packed.tile_share)
+        packed = all_windows(graph, f, g)
+        assert shares[f"{f}x{g}"] == pytest.approx(packed.slot_entries.numel() / graph.nnz)
     found = record["experiments"]["bytes"]["DD"]
     assert list(found) == ["1x4", "2x4", "4x4", "8x4"]
-    assert BRP.pack(graph, fixed=2, group=4).bytes == pytest.approx(4 * 5101 * found["2x4"])
+    packed = all_windows(graph, 2, 4)
+    groups, slots = packed.tile_count // 4, packed.slot_ids.numel()
+    rest = graph.row_ids()[packed.rest_entries.long()]
+    lists = 2 * rest.unique().numel() + 1 + rest.numel()
+    assert 4 * groups + slots + 4 * (32 * groups + lists) == pytest.approx(4 * 5101 * found["2x4"])
 
 
 @pytest.mark.usefixtures("host_as_gpu")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.attention import attended
 from tools.checked_products import main
 
 import sparsetile as st
-from sparsetile.check.reference import attended
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.nn import SparseLinear
 from sparsetile.systems import SYSTEMS

@@ -1,7 +1,7 @@
-"""The interface of all schedules, how their items are read, and the registry of policies.
+"""What schedules have in common: items of work as tensors on a device.
 
-A new policy is one file in this package with one class. Subclasses of ``Schedule`` register
-themselves by their ``name``; ``balance/__init__.py`` imports every module.
+A policy is one file in this package with one class, a frozen dataclass of tensors.
+``tests/balance/decoding.py`` reads its items back as parts of units.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from sparsetile.core.packages import register
-from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
-__all__ = ["SCHEDULES", "Schedule"]
-
-SCHEDULES: dict[str, type[Schedule]] = {}
+__all__ = ["Schedule"]
 
 
 class Schedule(ABC):
@@ -27,10 +23,6 @@ class Schedule(ABC):
 
     Attributes
     ----------
-    name : str
-        Key in ``SCHEDULES``. A class that does not set one is not registered.
-    variants : mapping
-        Named option sets of :meth:`make`, with which the contract suite runs the policy.
     arrays : tuple of str
         Tensors that the kernels read, in :meth:`tensors`.
     dtype : torch.dtype
@@ -41,17 +33,11 @@ class Schedule(ABC):
         Each policy defines the numbers.
     """
 
-    name: ClassVar[str]
-    variants: ClassVar[Variants] = {"default": {}}
     arrays: ClassVar[tuple[str, ...]] = ("items",)
     dtype: ClassVar[torch.dtype] = torch.int32
     consecutive: ClassVar[bool] = False
 
     items: Tensor
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        register(cls, SCHEDULES, "Schedule")
 
     @classmethod
     @abstractmethod
@@ -95,22 +81,3 @@ class Schedule(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return every array that the kernels read, by name."""
         return {name: getattr(self, name) for name in self.arrays}
-
-    @abstractmethod
-    def pieces(self) -> Tensor:
-        """Return the parts of units in the items, in the order of the items, int64 [pieces, 4].
-
-        Whether the unit is a bundle (0 or 1), its label, and begin and end in its list. An item of
-        several units has a piece for each.
-        """
-
-    def slots(self) -> Tensor:
-        """Return the slot of each piece's partial sum, int64 [pieces]; -1 for a whole unit."""
-        return torch.full((self.pieces().shape[0],), -1, device=self.items.device)
-
-    def joined(self, sums: Tensor) -> Tensor:
-        """Return the sum of each piece's unit, [pieces], from the ``sums`` [pieces] of the pieces.
-
-        Partial sums of cut units are added in the order in which the device adds them.
-        """
-        return sums

@@ -34,7 +34,6 @@ from sparsetile.balance.partition_points import (
 )
 from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
 __all__ = ["CoBalanced"]
@@ -224,16 +223,7 @@ class CoBalanced(TreeSchedule):
     perfect balance.
     """
 
-    name = "cobalanced"
     consecutive = True
-    variants: ClassVar[Variants] = {
-        "7 workers": {"workers": 7, "width": 16},
-        "3 workers in turn": {"workers": 3, "width": 8, "in_turn": True},
-        "50 workers in turn": {"workers": 50, "width": 4, "in_turn": True, "step": 2},
-        "40 workers, steps of 2": {"workers": 40, "width": 4, "step": 2, "least": 4},
-        "greedy alone": {"workers": 9, "width": 16, "refine": False},
-        "whole windows": {"workers": None, "width": 16},
-    }
     arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "parent_of_slot", "nodes")
 
     first_of_worker: Tensor
@@ -316,18 +306,6 @@ class CoBalanced(TreeSchedule):
     def shared_windows(self) -> int:
         """Items beyond one for each window or piece: how often N was split."""
         return int((self.items[:, 4] > 0).sum())
-
-    def _leading(self) -> Tensor:
-        """Items with the first column of a window or piece: one for each."""
-        return self.items[self.items[:, 4] == 0].to(torch.int64)
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each window or piece of one, however its columns are split."""
-        window, begin, end = self._leading()[:, :3].unbind(1)
-        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
-
-    def slots(self) -> Tensor:
-        return self._leading()[:, 3]
 
 
 def _largest(tiles: np.ndarray, model: CostModel) -> float:

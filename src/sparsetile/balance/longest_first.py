@@ -21,8 +21,6 @@ __all__ = ["LongestFirst"]
 class LongestFirst(Schedule):
     """Items ``label, begin, length, 0``, int32, longest first; equal ones keep their order."""
 
-    name = "longest_first"
-
     items: Tensor
 
     @classmethod
@@ -42,8 +40,3 @@ class LongestFirst(Schedule):
     @property
     def longest(self) -> int:
         return int(self.items[0, 2]) if self.item_count else 0
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each item."""
-        label, begin, length, _ = self.items.to(torch.int64).unbind(1)
-        return torch.stack([torch.zeros_like(label), label, begin, begin + length], 1)

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance.base import Schedule
-from sparsetile.balance.tree import ranges
 from sparsetile.core.errors import type_error, value_error
-from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
 __all__ = ["RowChunks"]
@@ -26,12 +24,7 @@ __all__ = ["RowChunks"]
 class RowChunks(Schedule):
     """Chunks of neighbouring rows; int64, as the CPU kernels take them."""
 
-    name = "row_chunks"
     consecutive = True
-    variants: ClassVar[Variants] = {
-        "3 chunks": {"chunks": 3},
-        "64 chunks": {"chunks": 64, "row_cost": 1.0},
-    }
     arrays: ClassVar[tuple[str, ...]] = ("bounds",)
     dtype: ClassVar[torch.dtype] = torch.int64
 
@@ -71,12 +64,3 @@ class RowChunks(Schedule):
         bounds[1:-1] = torch.searchsorted(cost, cost[-1] / chunks * shares)
         bounds[-1] = rows
         return cls(torch.stack([bounds[:-1], bounds[1:]], 1), bounds, indptr)
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each row."""
-        first, end = self.bounds[:-1], self.bounds[1:]
-        chunk, number = ranges(end - first)
-        row = first[chunk] + number
-        return torch.stack(
-            [torch.zeros_like(row), row, self.offsets[row], self.offsets[row + 1]], 1
-        )

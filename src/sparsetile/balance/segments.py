@@ -8,7 +8,7 @@ system, residual rows of the hybrid ones, SDDMM) uses these items.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,11 +16,9 @@ from torch import Tensor
 
 from sparsetile.balance.tree import TreeSchedule, build_tree, host_ranges, no_tree, ranges
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Variants
 from sparsetile.formats.bundles import LIST_STEP
 from sparsetile.formats.device_rows import ArrangedUnits, UnitLimits, arranged_on_device
 from sparsetile.formats.units import RowUnits, Units
-from sparsetile.intake.csr import owners
 
 __all__ = ["SegmentSchedule", "cut_on_host", "default_wide_length"]
 
@@ -148,13 +146,6 @@ class SegmentSchedule(TreeSchedule):
     pieces of cut units come first, because their sums finish in several steps.
     """
 
-    name = "segments"
-    variants: ClassVar[Variants] = {
-        "items of 5": {"max_length": 5},
-        "items of 128": {"max_length": 128},
-        "blocks share items of 40": {"max_length": 40, "wide_length": 4, "shared_length": 9},
-    }
-
     sections: tuple[int, int, int, int, int]  # items in each of the five sections
     # Entries of the longest item, if the host knows them (:meth:`longest_item`).
     longest: int | None = None
@@ -224,16 +215,6 @@ class SegmentSchedule(TreeSchedule):
         if self.longest is not None:
             return self.longest
         return int((self.items[:, 2] - self.items[:, 1]).max()) if self.item_count else 0
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each item."""
-        sections = torch.tensor(self.sections, device=self.items.device)
-        section = owners(sections)
-        bundled = (section % 2 == 1).to(torch.int64)
-        return torch.cat([bundled.unsqueeze(1), self.items[:, :3].to(torch.int64)], 1)
-
-    def slots(self) -> Tensor:
-        return self.items[:, 3].to(torch.int64)
 
 
 _Sections = tuple[int, int, int, int, int]

@@ -101,26 +101,3 @@ class TreeSchedule(Schedule):
     @property
     def node_count(self) -> int:
         return self.nodes.shape[0]
-
-    def joined(self, sums: Tensor) -> Tensor:
-        """Add up node by node; each piece gets the sum of its root."""
-        slots = self.slots()
-        slot_sums = sums.new_zeros(self.slot_count)
-        slot_sums[slots[slots >= 0]] = sums[slots >= 0]
-        total = sums.new_zeros(self.node_count)
-        # A node comes after its children.
-        for node, (first, count, own, _) in enumerate(self.nodes.tolist()):
-            total[node] = slot_sums[first : first + count].sum()
-            if own >= 0:
-                slot_sums[own] = total[node]
-        joined = sums.clone()
-        joined[slots >= 0] = total[self._roots(slots[slots >= 0])]
-        return joined
-
-    def _roots(self, slots: Tensor) -> Tensor:
-        """Root above each slot. Own slots ascend, so the climb ends."""
-        parent, own = self.parent_of_slot.to(torch.int64), self.nodes[:, 2].to(torch.int64)
-        node = parent[slots]
-        while bool((own[node] >= 0).any()):
-            node = torch.where(own[node] >= 0, parent[own[node].clamp(min=0)], node)
-        return node

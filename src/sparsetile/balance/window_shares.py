@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance.base import Schedule
-from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
 __all__ = ["MIN_TILES", "WINDOW_COST", "WindowShares"]
@@ -58,13 +57,7 @@ def _dealt_windows(cost: np.ndarray, workers: int) -> np.ndarray:
 class WindowShares(Schedule):
     """Windows shared out between workers; all int32."""
 
-    name = "shares"
     consecutive = True
-    variants: ClassVar[Variants] = {
-        "7 workers": {"workers": 7},
-        "3 workers, dealt": {"workers": 3, "dealt": True},
-        "40 workers, steps of 4": {"workers": 40, "step": 4, "min_tiles": 4},
-    }
     arrays: ClassVar[tuple[str, ...]] = ("items", "first_of_worker", "cuts")
 
     # [items, 4]: ``window, first tile, end, slot of a piece or -1``, worker by worker.
@@ -157,25 +150,3 @@ class WindowShares(Schedule):
     @property
     def cut_count(self) -> int:
         return self.cuts.shape[0]
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each item."""
-        window, begin, end, _ = self.items.to(torch.int64).unbind(1)
-        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
-
-    def slots(self) -> Tensor:
-        return self.items[:, 3].to(torch.int64)
-
-    def joined(self, sums: Tensor) -> Tensor:
-        """Add up the slots of each cut; each piece gets the sum of its window's cut."""
-        slots = self.slots()
-        slot_sums = sums.new_zeros(self.slot_count)
-        slot_sums[slots[slots >= 0]] = sums[slots >= 0]
-        total = {
-            window: slot_sums[first : first + count].sum()
-            for window, first, count, _ in self.cuts.tolist()
-        }
-        joined = sums.clone()
-        for at in torch.nonzero(slots >= 0).flatten().tolist():
-            joined[at] = total[int(self.items[at, 0])]
-        return joined

@@ -17,16 +17,15 @@ The tree that adds cut windows up is that of ``balance/tree.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetile.balance.segments import cut_on_host
-from sparsetile.balance.tree import TreeSchedule, no_tree, ranges
+from sparsetile.balance.tree import TreeSchedule, no_tree
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Variants
 from sparsetile.formats.units import Units
 
 __all__ = ["MAX_TILES", "TileTimes", "WindowSchedule", "imbalance"]
@@ -147,15 +146,7 @@ class WindowSchedule(TreeSchedule):
     ``shared`` was given, pieces and windows above it are shared items.
     """
 
-    name = "windows"
     consecutive = True
-    variants: ClassVar[Variants] = {
-        "7 workers": {"workers": 7.0},
-        "1000 workers": {"workers": 1000.0},
-        "whole windows": {"workers": 7.0, "balance": False},
-        "shared windows": {"limit": 24, "shared": 6},
-        "short runs": {"limit": 24, "shared": 6, "run": 2},
-    }
 
     imbalance: float  # IBD of the windows
     longest: int  # tiles at which a run ends, and the most tiles of a piece
@@ -225,23 +216,3 @@ class WindowSchedule(TreeSchedule):
             0 if shared is None else items.shape[0] - runs.shape[0],
         )
         return made.to(units.device)
-
-    def _windows_of_items(self) -> Tensor:
-        """Number of windows of each item: those of a run, one of a piece."""
-        return torch.clamp(-self.items[:, 3].to(torch.int64), min=1)
-
-    def pieces(self) -> Tensor:
-        """Return one piece for each window of a run, and one for each piece of a cut window."""
-        count = self._windows_of_items()
-        item, number = ranges(count)
-        first, begin, end, _ = self.items.to(torch.int64)[item].unbind(1)
-        window = first + number
-        # The item gives the ends of its run; the offsets give the ends of the windows inside.
-        begin = torch.where(number == 0, begin, self.offsets[window])
-        end = torch.where(number == count[item] - 1, end, self.offsets[window + 1])
-        return torch.stack([torch.zeros_like(window), window, begin, end], 1)
-
-    def slots(self) -> Tensor:
-        return torch.repeat_interleave(
-            torch.clamp(self.items[:, 3].to(torch.int64), min=-1), self._windows_of_items()
-        )

@@ -15,9 +15,9 @@ import torch
 import sparsetile
 from sparsetile.check.environment import core_count, driver_version, nvrtc_text
 from sparsetile.check.judge import check_product
+from sparsetile.cli.checkout import checkout_root
 from sparsetile.cli.console import activity, note, print_json, print_table, print_text
 from sparsetile.cli.options import Json
-from sparsetile.cli.verify import checkout_root
 from sparsetile.core import settings
 from sparsetile.core.device import machine
 from sparsetile.data.generators import random

@@ -1,4 +1,4 @@
-"""``sparsetile report``: records -> Markdown."""
+"""``sparsetile report``: records -> Markdown, by ``tools/report.py`` of a source checkout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsetile.cli.console import note, note_some, print_text
-from sparsetile.cli.options import check_output, write_output
+from sparsetile.cli.checkout import run_tool
 
 __all__ = ["report"]
 
@@ -24,30 +23,9 @@ def report(
     title: Annotated[
         str | None, typer.Option(help="Title; when omitted, that of a single suite, else Results.")
     ] = None,
-) -> None:
-    """Make Markdown tables from records only."""
-    from sparsetile.bench.record import Record, read_records
-    from sparsetile.bench.report import render_markdown
-
-    folder = markdown is not None and markdown.is_dir()
-    if not folder:
-        check_output("report", "--markdown", markdown)
-    records: dict[tuple[str, str], Record] = {}
-    for path in files:
-        found, damaged = read_records(path)
-        # Several machines may have measured the same entry: each keeps its own.
-        for record in found:
-            machine = str(record["environment"].get("device_name", ""))
-            records[machine, record["key"]] = record
-        note_some([f"skipped {line}" for line in damaged])
-    pages: dict[Path | None, list[Record]] = {}
-    for record in records.values():
-        page = markdown / f"{record['suite']}.md" if markdown and folder else markdown
-        pages.setdefault(page, []).append(record)
-    for page, found in (pages or {markdown: []}).items():
-        text = render_markdown(found, title)
-        if page is None:
-            print_text(text.rstrip())
-        else:
-            write_output(page, text)
-            note(f"wrote {page}, {len(found)} records")
+) -> int:
+    """Make Markdown tables from records only. Needs a source checkout."""
+    words = [str(file.resolve()) for file in files]
+    words += [] if markdown is None else [f"--markdown={markdown.resolve()}"]
+    words += [] if title is None else [f"--title={title}"]
+    return run_tool("report", words)

@@ -9,7 +9,7 @@ and columns are cut every ``block``; empty blocks are omitted. Names are the pap
 
 Blocks are row-major. A row's columns, the K dimension of the product, are contiguous (K-major):
 every type of WGMMA takes this layout for either operand, and one swizzled TMA box loads it.
-``pack_values`` makes the blocks separately, so that new values cost one scatter.
+Values are scattered into the blocks by ``places``, so that new ones cost one scatter.
 
 Cells without an entry are zeros, and zero times Inf is NaN. ``bitmaps`` marks the cells with
 entries, for the exact recomputation of such rows; it is None if every cell inside A of every block
@@ -23,17 +23,17 @@ in one block form a run, and only these runs are sorted by block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import WORD_BITS, checked_values, pack_bits, scatter_cells, set_places
+from sparsetile.formats.base import Format
+from sparsetile.formats.cells import WORD_BITS, pack_bits
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR, owners
+from sparsetile.intake.csr import CSR
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BCSR", "BLOCK_SIZES", "count_blocks", "count_row_blocks"]
@@ -45,10 +45,7 @@ BLOCK_SIZES = (32, 64, 128)
 class BCSR(Format):
     """See the module's docstring for the arrays."""
 
-    name = "bcsr"
-    variants: ClassVar[Variants] = {f"blocks of {size}": {"block": size} for size in BLOCK_SIZES}
     index_arrays = ("block_row_ptr", "block_col_idx", "bitmaps")
-    value_maps = ("places",)
 
     # block_row_ptr, block_col_idx: int32: offsets are in blocks.
     block_row_ptr: Tensor
@@ -113,28 +110,6 @@ class BCSR(Format):
     def units(self) -> Units:
         """Block rows; a unit's list is its blocks."""
         return Units.from_offsets(self.block_row_ptr)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> dense blocks [blocks, b, b], zeros without an entry."""
-        values = checked_values(values, self.places.numel(), dtype, self.places.device)
-        packed = scatter_cells(values, self.places, self.cell_count)
-        return packed.reshape(self.block_count, self.block, self.block)
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in block order, only from lists and bits."""
-        size, device = self.block, self.block_col_idx.device
-        if self.bitmaps is None:
-            place = torch.arange(self.cell_count, device=device)
-        else:
-            place = set_places(self.bitmaps)
-        block = place // size**2
-        block_row = owners(self.block_row_ptr.diff())
-        position = block_row[block] * size + place // size % size
-        column = self.block_col_idx.to(torch.int64)[block] * size + place % size
-        inside = (position < self.shape[0]) & (column < self.shape[1])
-        position, column, place = position[inside], column[inside], place[inside]
-        row = position if self.order is None else self.order.to(torch.int64)[position]
-        return row, column, place
 
 
 def _inside(ptr: Tensor, idx: Tensor, shape: tuple[int, int], size: int) -> int:

@@ -27,14 +27,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import TiledWindows, Variants
-from sparsetile.formats.cells import WORD_BITS, set_places
+from sparsetile.formats.base import TiledWindows
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
 from sparsetile.intake.csr import CSR, owners
@@ -51,14 +50,7 @@ STACKS = (1, 2)
 class BitTCF(TiledWindows):
     """See the module's docstring for the four arrays."""
 
-    name = "bittcf"
-    variants: ClassVar[Variants] = {
-        "stack 1": {},
-        "stack 2": {"stack": 2},
-        "even": {"stack": 2, "even": True},
-    }
     index_arrays = ("row_window_offset", "tc_offset", "sparse_a_to_b", "tc_local_bit")
-    value_maps = ("entries",)
 
     # row_window_offset, tc_offset, sparse_a_to_b: int32.
     row_window_offset: Tensor
@@ -111,19 +103,6 @@ class BitTCF(TiledWindows):
         window = owners(self.tiles_per_window(), self.tile_count)
         counts = columns.new_zeros((self.window_count, self.stack)).index_add_(0, window, columns)
         return int(((counts + TILE_COLUMNS - 1) >> _SHIFT).sum())
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every packed value in order, only from bits."""
-        device = self.tc_local_bit.device
-        window = owners(self.tiles_per_window())
-        cell = set_places(self.tc_local_bit)
-        part, bit = cell // WORD_BITS, cell % WORD_BITS
-        tile = part // self.stack
-        row_in_window = part % self.stack * WINDOW_ROWS + (bit >> _SHIFT)
-        position = window[tile] * WINDOW_ROWS * self.stack + row_in_window
-        row = position if self.order is None else self.order.to(torch.int64)[position]
-        column = self.sparse_a_to_b[tile * TILE_COLUMNS + (bit & (TILE_COLUMNS - 1))]
-        return row, column.to(torch.int64), torch.arange(row.numel(), device=device)
 
 
 @functools.cache

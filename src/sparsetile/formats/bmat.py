@@ -31,17 +31,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import TiledWindows, Variants
+from sparsetile.formats.base import TiledWindows
 from sparsetile.formats.cells import WORD_BITS, set_places
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
-from sparsetile.intake.csr import CSR, owners
+from sparsetile.intake.csr import CSR
 
 __all__ = ["CELLS", "TILE_COLUMNS", "WINDOW_ROWS", "BMat", "fragment_cells"]
 
@@ -55,10 +55,7 @@ MAX_ENTRIES = 2**31 - 1
 class BMat(TiledWindows):
     """See the module's docstring for the arrays."""
 
-    name = "bmat"
-    variants: ClassVar[Variants] = {"windows of 16": {}, "windows of 32": {"stack": 2}}
     index_arrays = ("window_tile_ptr", "window_value_ptr", "columns", "bitmaps")
-    value_maps = ("entries",)
 
     # window_tile_ptr, window_value_ptr, columns: int32.
     window_tile_ptr: Tensor
@@ -122,17 +119,6 @@ class BMat(TiledWindows):
         """Return the number of the first packed value of each of these tiles, int64."""
         word = tile.to(torch.int64) * (self.stack * CELLS // WORD_BITS)
         return self.word_ptr[word].to(torch.int64)
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every entry in tile and bit order, only from bits."""
-        cell = set_places(self.bitmaps.view(torch.int64))
-        part, word, lane = cell // CELLS, cell // 32 % WORDS, cell % 32
-        tile, part = part // self.stack, part % self.stack
-        window = owners(self.tiles_per_window())
-        position = (window[tile] * self.stack + part) * WINDOW_ROWS + lane // 4 + word % 2 * 8
-        row = position if self.order is None else self.order.to(torch.int64)[position]
-        column = self.columns[tile * TILE_COLUMNS + lane % 4 + word // 2 * 4]
-        return row, column.to(torch.int64), torch.arange(cell.numel(), device=cell.device)
 
 
 def fragment_cells(bitmaps: Tensor, itemsize: int, stack: int = 1) -> Tensor:

@@ -1,53 +1,27 @@
-"""BRP: groups of Tensor-Core tiles with the same number of entries, and residual rows.
+"""BRP's groups of entries: slices of columns of windows, tiles of slices, groups of tiles.
 
 BRP-SpMM, sections IV-B and IV-C. A window is sixteen rows (in the plan's order); its entries are
 sorted column-major. *Fixed Non-zero*: each column of a 16x8 tile holds exactly ``fixed`` entries
 (f) of one column of A, so a column of a window is cut into slices of f entries. A *TC Block Group*
-is ``group`` tiles (g) of one window. Entries that fill no slice, and slices that fill no group, go
-to the residual rows. The paper has f = 1 and g = 4. Names are the paper's:
-
-    group_window_id[i]  window of group i, ascending                            [groups]
-    local_id[e]         8 * row + column in the tile, 0 to 127                  [8 f g groups]
-    old_col_id[c]       column of A (row of B) behind each tile column          [8 g groups]
-    res_rows_id[i]      row of A of residual row i                              [residual rows]
-    res_row_offset[i]   its first residual entry                                [residual rows + 1]
-    res_col_id[e]       column of A of residual entry e                         [residual entries]
-
-The two ``values`` arrays are one: ``entries`` holds entry numbers, groups first, residual rows
-after them. Element e of a group part is entry e % f of tile column e // f.
-
-Choices that the paper leaves open:
-- ``old_col_id`` has one element for each tile column, not for each entry. For f = 1 that is the
-  same; for f > 1 it is f times smaller.
-- ``local_id`` has one byte for each entry; the paper's four bytes hold no more information.
-- A group's 4-byte values start at a multiple of 32 f g bytes: 128 in the paper. Groups are not
-  padded, so f * g must be a multiple of 4 for 128-byte alignment. Any f and g keep whole 32-byte
-  sectors.
-- Entries of a column are in the order of their positions. Residual rows are in the plan's order;
-  rows without residual entries are omitted, and columns ascend inside a row.
+is ``group`` tiles (g) of one window. The paper has f = 1 and g = 4. Entries that fill no slice, and
+slices that fill no group, are left over. Entries of a column are in the order of their positions.
 
 Built with tensor operations on A's device: two key sorts and prefix sums, no loop over windows, no
-atomics, the same bits in every run. Keys have 32 bits if window, column and row fit, else 64. For
-f = 1 the host waits twice: for the numbers of groups and of residual rows; f > 1 adds three waits.
+atomics, the same bits in every run. Keys have 32 bits if window, column and row fit, else 64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from sparsetile.core.errors import value_error
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import checked_values, gather_values
-from sparsetile.formats.units import Units
-from sparsetile.intake.csr import CSR, offsets, owners
+from sparsetile.intake.csr import CSR, offsets
 from sparsetile.reorder.permutation import positions
 
-__all__ = ["BRP", "TILE_COLUMNS", "WINDOW_ROWS", "ColumnMajor", "check_parameters", "sort_windows"]
+__all__ = ["TILE_COLUMNS", "WINDOW_ROWS", "ColumnMajor", "sort_windows"]
 
 WINDOW_ROWS = 16
 TILE_COLUMNS = 8
@@ -68,7 +42,10 @@ class ColumnMajor:
     @cached_property
     def pair_entry(self) -> Tensor:
         """First sorted entry of each (window, column) pair, and their number: [pairs + 1]."""
-        return _run_offsets(self.keys >> _ROW_BITS)
+        pairs = self.keys >> _ROW_BITS
+        is_first = torch.ones(pairs.numel() + 1, dtype=torch.bool, device=pairs.device)
+        torch.ne(pairs[1:], pairs[:-1], out=is_first[1:-1])
+        return torch.nonzero(is_first).squeeze(1)
 
     def slices(self, fixed: int) -> tuple[Tensor, Tensor]:
         """Return the first slice of ``fixed`` entries of each pair, and of each window; int64."""
@@ -76,6 +53,31 @@ class ColumnMajor:
         # A window begins with a pair, so its first entry is among the pairs' first.
         window_pair = torch.searchsorted(self.pair_entry, self.window_entry)
         return pair_slice, pair_slice[window_pair]
+
+    def grouped(self, fixed: int, columns: int, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the groups of ``columns`` slices of each window marked by ``kept``, 0 for others,
+        and the sorted entries in them."""
+        pair_slice, window_slice = None, self.window_entry  # f = 1: each sorted entry is a slice
+        if fixed > 1:
+            pair_slice, window_slice = self.slices(fixed)
+        groups = torch.where(kept, window_slice.diff() // columns, 0)
+        source = _ranges(window_slice[:-1], groups * columns)
+        if pair_slice is not None:
+            entry_of_slice = _ranges(self.pair_entry[:-1], pair_slice.diff(), fixed)
+            inside = torch.arange(fixed, device=source.device)
+            source = (entry_of_slice[source].unsqueeze(1) + inside).reshape(-1)
+        return groups, source
+
+    def by_row(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sorted entries row by row: positions of their rows, columns and entry numbers.
+
+        The second sort: keys with column and row exchanged bring entries back to rows.
+        """
+        bits, keys = self.column_bits, self.keys[chosen]
+        columns = (1 << bits) - 1
+        place = (keys >> (bits + _ROW_BITS) << _ROW_BITS) | (keys & (WINDOW_ROWS - 1))
+        keys, order = torch.sort((place << bits) | ((keys >> _ROW_BITS) & columns))
+        return (keys >> bits).to(torch.int64), keys & columns, self.entry[chosen[order]]
 
 
 def sort_windows(csr: CSR, order: Tensor | None = None) -> ColumnMajor:
@@ -97,185 +99,8 @@ def sort_windows(csr: CSR, order: Tensor | None = None) -> ColumnMajor:
     return ColumnMajor(keys, entry, start[first_row.clamp_(max=rows)], column_bits)
 
 
-@dataclass(frozen=True, eq=False)
-class BRP(Format):
-    """See the module's docstring for the arrays."""
-
-    name = "brp"
-    variants: ClassVar[Variants] = {
-        "paper": {},
-        "one tile": {"fixed": 1, "group": 1},
-        "pairs": {"fixed": 2, "group": 4},
-        "threes": {"fixed": 3, "group": 1},
-        "full columns": {"fixed": 16, "group": 2},
-    }
-    index_arrays = (
-        "group_window_id", "local_id", "old_col_id",
-        "res_rows_id", "res_row_offset", "res_col_id",
-    )  # fmt: skip
-    value_maps = ("entries",)
-
-    # group_window_id, old_col_id, res_rows_id, res_row_offset, res_col_id: int32.
-    group_window_id: Tensor
-    local_id: Tensor  # uint8
-    old_col_id: Tensor
-    res_rows_id: Tensor
-    res_row_offset: Tensor
-    res_col_id: Tensor
-    # int32 [nnz]: canonical entry number of each packed value: groups, then residual rows.
-    entries: Tensor
-    # int32 [M]: row of A at each position; window w has the positions from 16 * w on. None: the
-    # given order.
-    order: Tensor | None
-    shape: tuple[int, int]  # (M, K) of A
-    fixed: int = 1  # entries of each tile column
-    group: int = 4  # tiles of each group
-
-    @classmethod
-    def pack(cls, csr: CSR, order: Tensor | None = None, *, fixed: int = 1, group: int = 4) -> Self:
-        """CSR of fewer than 2^31 entries -> BRP of ``fixed`` entries a column, ``group`` tiles a
-        group.
-        """
-        return cls.pack_sorted(csr, order, sort_windows(csr, order), fixed=fixed, group=group)
-
-    @classmethod
-    def pack_sorted(
-        cls, csr: CSR, order: Tensor | None, found: ColumnMajor, *, fixed: int, group: int
-    ) -> Self:
-        """CSR -> BRP, given :func:`sort_windows` of the same matrix and order."""
-        check_parameters(fixed, group)
-        device, columns = csr.device, TILE_COLUMNS * group
-        pair_slice = None
-        window_slice = found.window_entry  # f = 1: every sorted entry is a slice
-        if fixed > 1:
-            pair_slice, window_slice = found.slices(fixed)
-        groups_of = (window_slice[1:] - window_slice[:-1]) // columns
-        window_group = offsets(groups_of)
-        groups = int(window_group[-1])
-        window = owners(groups_of, groups)
-        # Slices of each group, then the sorted entries of each slice.
-        first = window_slice[window] + _ranges(-window_group[:-1], groups_of, groups) * columns
-        source = (first.unsqueeze(1) + torch.arange(columns, device=device)).reshape(-1)
-        if pair_slice is None:
-            grouped = groups_of * columns
-            left = window_slice[1:] - window_slice[:-1] - grouped
-            begin = window_slice[:-1] + grouped - offsets(left)[:-1]
-            rest = _ranges(begin, left, csr.nnz - source.numel())
-        else:
-            slices_of = pair_slice[1:] - pair_slice[:-1]
-            begin = found.pair_entry[:-1] - pair_slice[:-1] * fixed
-            slice_entry = _ranges(begin, slices_of, int(pair_slice[-1]), fixed)
-            source = slice_entry[source].unsqueeze(1) + torch.arange(fixed, device=device)
-            source = source.reshape(-1)
-            outside = torch.ones(csr.nnz, dtype=torch.bool, device=device)
-            outside.index_fill_(0, source, False)
-            rest = torch.nonzero(outside).squeeze(1)
-        entry = found.entry[source]
-        # The row is in a key's lowest bits: one byte is enough.
-        local = found.keys[source].to(torch.uint8).bitwise_and_(WINDOW_ROWS - 1)
-        local = local.mul_(TILE_COLUMNS).reshape(-1, TILE_COLUMNS, fixed)
-        local = local.add_(torch.arange(TILE_COLUMNS, dtype=torch.uint8, device=device)[:, None])
-        place, offset, res_col, res_entry = _residual_rows(found, rest)
-        res_rows = place if order is None else order[place]
-        entries = torch.empty(csr.nnz, dtype=torch.int32, device=device)
-        entries[: entry.numel()] = entry
-        entries[entry.numel() :] = res_entry
-        return cls(
-            window.to(torch.int32), local.reshape(-1), csr.indices[entry[::fixed]],
-            res_rows.to(torch.int32), offset.to(torch.int32), res_col, entries,
-            None if order is None else order.to(torch.int32), csr.shape, fixed, group,
-        )  # fmt: skip
-
-    @property
-    def window_count(self) -> int:
-        return -(-self.shape[0] // WINDOW_ROWS)
-
-    @property
-    def group_count(self) -> int:
-        return self.group_window_id.numel()
-
-    @property
-    def tile_count(self) -> int:
-        return self.group_count * self.group
-
-    @property
-    def group_entries(self) -> int:
-        """Entries of each group: 8 f g."""
-        return TILE_COLUMNS * self.fixed * self.group
-
-    @property
-    def tile_share(self) -> float:
-        """Share of the entries in groups."""
-        return self.local_id.numel() / max(self.entries.numel(), 1)
-
-    def units(self) -> Units:
-        """Windows; a unit's list is its groups. Residual rows: :meth:`residual_units`."""
-        windows = torch.arange(self.window_count + 1, device=self.entries.device)
-        return Units.from_offsets(torch.searchsorted(self.group_window_id.to(torch.int64), windows))
-
-    def residual_units(self) -> Units:
-        """Residual rows, labelled with rows of A; a unit's list is its residual entries."""
-        offset = self.res_row_offset.to(torch.int64)
-        rows = self.res_rows_id.to(torch.int64)
-        bundled = torch.zeros_like(rows, dtype=torch.bool)
-        return Units(rows, offset[:-1], offset[1:] - offset[:-1], bundled)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> values of groups, then those of residual rows."""
-        values = checked_values(values, self.entries.numel(), dtype, self.entries.device)
-        return gather_values(values, self.entries)
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every packed value in order."""
-        window = self.group_window_id.to(torch.int64).repeat_interleave(self.group_entries)
-        row = window * WINDOW_ROWS + self.local_id.to(torch.int64) // TILE_COLUMNS
-        if self.order is not None:
-            row = self.order.to(torch.int64)[row]
-        rest = self.residual_units()
-        row = torch.cat([row, torch.repeat_interleave(rest.label, rest.length)])
-        column = torch.cat([self.old_col_id.repeat_interleave(self.fixed), self.res_col_id])
-        return row, column.to(torch.int64), torch.arange(row.numel(), device=row.device)
-
-
-def check_parameters(fixed: int, group: int) -> None:
-    """Raise unless ``fixed`` and ``group`` are in range."""
-    if not 1 <= fixed <= WINDOW_ROWS:
-        raise value_error(
-            "BRP.pack", "fixed", f"from 1 to {WINDOW_ROWS}", fixed,
-            "Choose how many entries each tile column holds",
-        )  # fmt: skip
-    if group < 1:
-        raise value_error(
-            "BRP.pack", "group", "at least 1", group, "Choose how many tiles each group has"
-        )
-
-
-def _residual_rows(found: ColumnMajor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sorted entries -> positions of their rows, offsets of these, columns and entry numbers.
-
-    The second sort: keys with column and row exchanged bring entries back to rows.
-    """
-    bits, keys = found.column_bits, found.keys[rest]
-    columns = (1 << bits) - 1
-    place = (keys >> (bits + _ROW_BITS) << _ROW_BITS) | (keys & (WINDOW_ROWS - 1))
-    keys, by_row = torch.sort((place << bits) | ((keys >> _ROW_BITS) & columns))
-    place = keys >> bits
-    offset = _run_offsets(place)
-    column = (keys & columns).to(torch.int32)
-    return place[offset[:-1]].to(torch.int64), offset, column, found.entry[rest[by_row]]
-
-
-def _run_offsets(keys: Tensor) -> Tensor:
-    """First element of each run of equal keys, and the number of keys: int64 [runs + 1]."""
-    is_first = torch.ones(keys.numel() + 1, dtype=torch.bool, device=keys.device)
-    torch.ne(keys[1:], keys[:-1], out=is_first[1:-1])
-    return torch.nonzero(is_first).squeeze(1)
-
-
-def _ranges(begin: Tensor, counts: Tensor, total: int, step: int = 1) -> Tensor:
-    """Ranges of ``counts`` numbers one after the other: element i is begin of its range + i * step.
-
-    Callers subtract the elements before a range from its ``begin``. ``total`` is the sum of counts.
-    """
-    number = torch.arange(0, total * step, step, device=begin.device)
-    return number.add_(torch.repeat_interleave(begin, counts, output_size=total))
+def _ranges(begin: Tensor, counts: Tensor, step: int = 1) -> Tensor:
+    """Ranges of ``counts`` numbers one after the other, each from its ``begin`` in steps."""
+    before = offsets(counts)
+    number = torch.arange(int(before[-1]), device=begin.device)
+    return torch.repeat_interleave(begin - before[:-1] * step, counts) + number * step

@@ -1,7 +1,8 @@
 """BRP's windows as ``spmm_brp`` reads them: those whose groups pay, with all their entries.
 
-A window that keeps its groups owns its sixteen rows of C: it also has the entries outside its
-groups, row by row, as one more partial sum. CUDA cores compute the rows of all other windows.
+A window that keeps its groups (formats/brp.py) owns its sixteen rows of C: what is left over there
+follows row by row, as one more partial sum. CUDA cores compute the rows of all other windows from
+A's own arrays. (The paper keeps every group, and lists all that is left over as residual rows.)
 
     rows                 rows of A in windows, sixteen each; the last window may have fewer
     other_rows           rows of A in no window, int64
@@ -13,7 +14,10 @@ groups, row by row, as one more partial sum. CUDA cores compute the rows of all 
     rest_columns         their columns of A
     slot_entries, rest_entries   canonical entry numbers
 
-On a GPU a kernel of ``systems/brp/windows.py`` writes the same arrays, without BRP's own.
+Choices that the paper leaves open: ``tile_columns`` has one element for each tile column, not for
+each entry; ``slot_ids`` has one byte for each entry (the paper's four hold no more information).
+
+On a GPU a kernel of ``systems/brp/windows.py`` writes the same arrays.
 """
 
 from __future__ import annotations
@@ -24,17 +28,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from sparsetile.formats.brp import BRP, TILE_COLUMNS, WINDOW_ROWS
+from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS, ColumnMajor
 from sparsetile.formats.units import Units
-from sparsetile.intake.csr import offsets
-from sparsetile.reorder.permutation import positions
+from sparsetile.intake.csr import CSR, offsets
 
 __all__ = ["BRPWindows"]
 
 
 @dataclass(frozen=True, eq=False)
 class BRPWindows:
-    """See the module's docstring for the arrays."""
+    """See the module's docstring for the arrays; int32 if nothing else is said."""
 
     rows: Tensor
     other_rows: Tensor
@@ -48,35 +51,38 @@ class BRPWindows:
     rest_entries: Tensor
 
     @classmethod
-    def of(cls, packed: BRP, kept: Tensor) -> Self:
-        """Take the windows marked by ``kept`` (bool, one each)."""
-        device, windows = kept.device, int(kept.sum())
-        order = packed.order
-        place = torch.arange(packed.shape[0], device=device)
-        inside = kept.repeat_interleave(WINDOW_ROWS)[: packed.shape[0]]
-        row_at = place if order is None else order.to(torch.int64)
+    def pack(
+        cls,
+        csr: CSR,
+        order: Tensor | None,
+        found: ColumnMajor,
+        fixed: int,
+        group: int,
+        kept: Tensor,
+    ) -> Self:
+        """Pack the windows marked by ``kept`` (bool, one each).
+
+        ``found`` is :func:`sort_windows` of the same matrix and order; ``fixed`` is 1 to 16.
+        """
+        device, rows = kept.device, csr.shape[0]
+        inside = kept.repeat_interleave(WINDOW_ROWS)[:rows]
+        row_at = torch.arange(rows, device=device) if order is None else order.to(torch.int64)
+        groups, source = found.grouped(fixed, TILE_COLUMNS * group, kept)
+        # The row is in a key's lowest bits: one byte is enough.
+        local = found.keys[source].to(torch.uint8).bitwise_and_(WINDOW_ROWS - 1)
+        local = local.mul_(TILE_COLUMNS).reshape(-1, TILE_COLUMNS, fixed)
+        local = local.add_(torch.arange(TILE_COLUMNS, dtype=torch.uint8, device=device)[:, None])
+        entry = found.entry[source]
+        outside = kept.repeat_interleave(found.window_entry.diff(), output_size=csr.nnz)
+        outside[source] = False
+        place, columns, rest = found.by_row(torch.nonzero(outside).squeeze(1))
         number = torch.cumsum(kept, 0) - 1  # of a kept window among those kept
-        of_group = packed.group_window_id.to(torch.int64)
-        mine = kept[of_group]
-        groups = torch.bincount(number[of_group[mine]], minlength=windows)
-        group_entries = packed.entries[: packed.local_id.numel()].reshape(-1, packed.group_entries)
-        columns = packed.old_col_id.reshape(-1, TILE_COLUMNS * packed.group)
-        # Residual rows come in the order of their positions.
-        rest_place = packed.res_rows_id.to(torch.int64)
-        if order is not None:
-            rest_place = positions(order.to(torch.int64))[rest_place]
-        rest_mine = inside[rest_place]
-        lengths = (packed.res_row_offset[1:] - packed.res_row_offset[:-1]).to(torch.int64)
-        entry_mine = torch.repeat_interleave(rest_mine, lengths)
-        rest_at = torch.repeat_interleave(rest_place[rest_mine], lengths[rest_mine])
+        rest_of = torch.bincount(number[place // WINDOW_ROWS], minlength=int(kept.sum()))
         return cls(
             row_at[inside].to(torch.int32), row_at[~inside],
-            offsets(groups * packed.group, torch.int32), columns[mine].reshape(-1),
-            packed.local_id.reshape(-1, packed.group_entries)[mine].reshape(-1),
-            group_entries[mine].reshape(-1),
-            offsets(torch.bincount(number[rest_at // WINDOW_ROWS], minlength=windows), torch.int32),
-            (rest_at % WINDOW_ROWS).to(torch.uint8), packed.res_col_id[entry_mine],
-            packed.entries[packed.local_id.numel() :][entry_mine],
+            offsets(groups[kept] * group, torch.int32), csr.indices[entry[::fixed]],
+            local.reshape(-1), entry.to(torch.int32), offsets(rest_of, torch.int32),
+            (place % WINDOW_ROWS).to(torch.uint8), columns.to(torch.int32), rest.to(torch.int32),
         )  # fmt: skip
 
     @property

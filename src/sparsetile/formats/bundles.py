@@ -13,30 +13,27 @@ entries are skipped by their bits, not multiplied by zero, so Inf and NaN of B s
 Lists are padded to whole batches of 4 elements, the kernel's step, with elements that have no
 bits and repeat the bundle's last column (which is then in the cache).
 
-Rows whose window shares too little stay outside, in ``loose``. Kernels read them from the plain
-arrays, ``row_indptr`` and ``row_columns``, which are A's own and not copied. Loose rows' values
-follow the bundles' in the packed values, in the order of ``loose``, so that the packed values hold
-the whole matrix; a kernel that has A's canonical values need not read that part.
+Rows whose window shares too little stay outside, in ``loose``. Kernels read them from A's own
+arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
 from sparsetile.core.layout import BUNDLE_ROWS
-from sparsetile.formats.base import Format, Variants
-from sparsetile.formats.cells import checked_values
+from sparsetile.formats.base import Format
 from sparsetile.formats.device_bundles import bundled_on_device
 from sparsetile.formats.device_cells import SortedPairs, sorted_on_device
 from sparsetile.formats.row_parts import counted_in_parts, row_parts
 from sparsetile.formats.units import RowUnits, Units, row_units
-from sparsetile.intake.csr import CSR, offsets, owners
+from sparsetile.intake.csr import CSR, offsets
 from sparsetile.reorder.permutation import positions
 
 __all__ = ["BUNDLE_ROWS", "LIST_STEP", "MAX_COLUMNS", "RowBundles", "scatter_values"]
@@ -94,14 +91,7 @@ class _Windows:
 class RowBundles(Format):
     """See the module's docstring. ``slots`` maps each bundled entry to its place in ``packed``."""
 
-    name = "bundles"
-    variants: ClassVar[Variants] = {
-        "every window": {},
-        "windows that share": {"min_sharing": 1.5},
-        "no window": {"min_sharing": 100.0},
-    }
     index_arrays = ("tagged", "indptr", "rows")
-    value_maps = ("entries", "slots")
 
     tagged: Tensor  # int32 [elements], padding included
     indptr: Tensor  # int64 [bundles + 1]
@@ -110,7 +100,6 @@ class RowBundles(Format):
     entries: Tensor  # int64 [bundled entries], canonical entry numbers
     slots: Tensor  # int64 [bundled entries], place in the packed values
     row_indptr: Tensor  # int64 [M + 1], A's own
-    row_columns: Tensor  # int32 [nnz], A's own
     distinct: int  # list elements that are not padding
     shape: tuple[int, int]
 
@@ -142,7 +131,7 @@ class RowBundles(Format):
         if cols > MAX_COLUMNS:
             raise value_error(
                 "RowBundles.pack", "csr", f"a matrix of at most {MAX_COLUMNS} columns", cols,
-                "Use Rows",
+                "Multiply single rows",
             )  # fmt: skip
         if counted is None:
             counted = row_units(csr, order).count_shared(csr.indices, min_sharing)
@@ -153,7 +142,7 @@ class RowBundles(Format):
             if made is not None:
                 return cls(
                     made.tagged, made.indptr, made.rows, made.loose, made.entries, made.slots,
-                    csr.indptr, csr.indices, counted[2], csr.shape,
+                    csr.indptr, counted[2], csr.shape,
                 )  # fmt: skip
         elif counted_in_parts(csr, BUNDLE_ROWS):
             parts = row_parts(csr, order, BUNDLE_ROWS)
@@ -201,8 +190,7 @@ class RowBundles(Format):
             loose = loose[: loose.numel() - (windows * BUNDLE_ROWS - rows)]
         return cls(
             tagged, indptr, by_window[bundled].to(torch.int32), loose, mine,
-            target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS, csr.indptr, csr.indices, distinct,
-            csr.shape,
+            target[element] * BUNDLE_ROWS + place % BUNDLE_ROWS, csr.indptr, distinct, csr.shape,
         )  # fmt: skip
 
     @property
@@ -216,39 +204,6 @@ class RowBundles(Format):
     def units(self) -> Units:
         """Bundles, then the loose rows; a row's list is its entries in the plain arrays."""
         return RowUnits(self.row_indptr, self.loose, self.indptr)
-
-    def _loose_entries(self) -> tuple[Tensor, Tensor]:
-        """Row and canonical number of the loose rows' entries, in the order of ``loose``."""
-        lengths = (self.row_indptr[1:] - self.row_indptr[:-1])[self.loose]
-        row = torch.repeat_interleave(self.loose, lengths)
-        ends = torch.cumsum(lengths, 0)
-        first = torch.repeat_interleave(self.row_indptr[self.loose] - ends + lengths, lengths)
-        return row, first + torch.arange(row.numel(), device=row.device)
-
-    def pack_values(self, values: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        """Canonical values [nnz] -> [4 * elements] of the bundles, then those of loose rows."""
-        values = checked_values(values, self.row_columns.numel(), dtype, self.tagged.device)
-        bundled = scatter_values(values, self.entries, self.slots, self.element_count)
-        _, loose = self._loose_entries()
-        return torch.cat([bundled, values[loose]])
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place): bundled entries in bundle order, then loose rows'."""
-        device = self.tagged.device
-        sizes = self.indptr[1:] - self.indptr[:-1]
-        bundle = owners(sizes)
-        tagged = self.tagged.to(torch.int64) & (2**32 - 1)
-        bits, column = tagged // MAX_COLUMNS, tagged % MAX_COLUMNS
-        present = (bits.unsqueeze(1) >> torch.arange(BUNDLE_ROWS, device=device)) & 1
-        element, member = torch.nonzero(present, as_tuple=True)
-        row = self.rows.to(torch.int64)[bundle[element], member]
-        loose_row, loose_entry = self._loose_entries()
-        behind = self.element_count * BUNDLE_ROWS + torch.arange(loose_row.numel(), device=device)
-        return (
-            torch.cat([row, loose_row]),
-            torch.cat([column[element], self.row_columns[loose_entry].to(torch.int64)]),
-            torch.cat([element * BUNDLE_ROWS + member, behind]),
-        )
 
 
 def _sorted(csr: CSR, order: Tensor | None) -> SortedPairs:

@@ -15,7 +15,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.intake.csr import offsets
 
 __all__ = [
-    "WORD_BITS", "checked_values", "gather_values", "pack_bits", "scatter_cells", "set_places",
+    "WORD_BITS", "checked_values", "pack_bits", "scatter_cells", "set_places",
 ]  # fmt: skip
 
 WORD_BITS = 64
@@ -43,13 +43,6 @@ def scatter_cells(values: Tensor, places: Tensor, cells: int) -> Tensor:
     else:
         packed[places] = values
     return packed
-
-
-def gather_values(values: Tensor, entries: Tensor) -> Tensor:
-    """Values in the order of ``entries``. Differentiable."""
-    if values.dtype.itemsize == 1:
-        return values.view(torch.uint8)[entries].view(values.dtype)
-    return values[entries]
 
 
 def pack_bits(places: Tensor, cells: int) -> Tensor:

@@ -20,17 +20,17 @@ BitTCF of ``stack`` 2. Built by formats/condense.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import value_error
-from sparsetile.formats.base import TiledWindows, Variants
-from sparsetile.formats.cells import WORD_BITS, set_places
+from sparsetile.formats.base import TiledWindows
+from sparsetile.formats.cells import WORD_BITS
 from sparsetile.formats.condense import condense
 from sparsetile.formats.device_cells import CellShape
-from sparsetile.intake.csr import CSR, owners
+from sparsetile.intake.csr import CSR
 
 __all__ = ["PADS", "WCSR", "WINDOW_HEIGHTS"]
 
@@ -43,15 +43,7 @@ MAX_ENTRIES = 2**31 - 1
 class WCSR(TiledWindows):
     """See the module's docstring for the arrays."""
 
-    name = "wcsr"
-    variants: ClassVar[Variants] = {
-        "16x8": {"height": 16},
-        "32x8": {"height": 32},
-        "64x16": {"pad": 16},
-        "128x16": {"height": 128, "pad": 16},
-    }
     index_arrays = ("window_row_ptr", "window_col_idx")
-    value_maps = ("places", "entries")
 
     # window_row_ptr, window_col_idx: int32.
     window_row_ptr: Tensor
@@ -92,16 +84,6 @@ class WCSR(TiledWindows):
     def entries_per_pair(self) -> float:
         """Entries per (window, column) pair, at most ``height``: uses of each row of B."""
         return self.entries.numel() / max(self.distinct, 1)
-
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (row, column, place) of every packed value in order, only from ids and bits."""
-        cell = set_places(self.bitmaps)
-        tile = cell // (self.height * self.pad)
-        window = owners(self.tiles_per_window())
-        position = window[tile] * self.height + cell // self.pad % self.height
-        row = position if self.order is None else self.order.to(torch.int64)[position]
-        column = self.window_col_idx[tile * self.pad + cell % self.pad]
-        return row, column.to(torch.int64), torch.arange(cell.numel(), device=cell.device)
 
 
 def _check(csr: CSR, height: int, pad: int) -> None:

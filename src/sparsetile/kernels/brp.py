@@ -62,19 +62,15 @@ def brp_config(
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    seen = {}
     for dtype, weighted, fixed in itertools.product(ELEMENTS, (True, False), FIXED):
         for n in (8, 16, 32, 40, 64):  # one per kind of slabs
             slabs = choose_brp_slabs(dtype, n)
             papers = fixed == PAPER_FIXED
             for direct in (False, True) if papers and dtype is torch.float32 else (False,):
                 for out in out_dtypes(dtype):
-                    config = brp_config(dtype, slabs, weighted, fixed, out_dtype=out, direct=direct)
-                    seen[tuple(config.items())] = config
+                    yield brp_config(dtype, slabs, weighted, fixed, out_dtype=out, direct=direct)
             if papers:
-                config = brp_config(dtype, slabs, weighted, fixed, atomic=True)
-                seen[tuple(config.items())] = config
-    yield from seen.values()
+                yield brp_config(dtype, slabs, weighted, fixed, atomic=True)
 
 
 SPMM_BRP = KernelSpec(

@@ -466,15 +466,6 @@ def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
 
 
-def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, ConfigValue]]:
-    seen: set[tuple[tuple[str, ConfigValue], ...]] = set()
-    for config in configs:
-        key = tuple(config.items())
-        if key not in seen:
-            seen.add(key)
-            yield config
-
-
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
         for tile in row_tiles(dtype):
@@ -519,7 +510,7 @@ SPMM_CSR = KernelSpec(
         i32("slab_fast", "grid.x counts slabs within blocks of items"),
         i32("early", "let the next kernel start as soon as all blocks are running"),
     ),
-    configs=lambda: _distinct(_spmm_configs()),
+    configs=_spmm_configs,
     shared_memory=True,
 )
 SDDMM_CSR = KernelSpec(
@@ -538,5 +529,5 @@ SDDMM_CSR = KernelSpec(
         *SECTIONS,
         i32("n"),
     ),
-    configs=lambda: _distinct(_sddmm_configs()),
+    configs=_sddmm_configs,
 )

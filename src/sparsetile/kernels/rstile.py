@@ -116,14 +116,11 @@ def rstile_config(
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    seen = {}
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
         for n in (8, 16, 32, 40, 64, 72, 128, 192):  # one per kind of slabs
             slabs = choose_slabs(dtype, n)
             for out in out_dtypes(dtype):
-                config = rstile_config(dtype, slabs, weighted, out_dtype=out)
-                seen[tuple(config.items())] = config
-    yield from seen.values()
+                yield rstile_config(dtype, slabs, weighted, out_dtype=out)
 
 
 # Parameters of all hybrid kernels: rows on CUDA cores, and windows without their weights.

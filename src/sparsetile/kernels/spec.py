@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,13 +19,20 @@ def _number(arch: str) -> int:
     return int(arch.removeprefix("sm_").rstrip("af"))
 
 
+def _distinct(
+    configs: Callable[[], Iterator[dict[str, ConfigValue]]],
+) -> Iterator[dict[str, ConfigValue]]:
+    """Yield each configuration once: choices of several shapes may agree."""
+    return iter({tuple(config.items()): config for config in configs()}.values())
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """One kernel file."""
 
     file: str  # the ``.cu`` file, relative to the device tree: ``"rows/spmm_csr.cu"``
     params: ParamStruct  # fields of the kernel's only parameter
-    # Yields every configuration that the library may use; the tests compile them all.
+    # Yields every configuration that the library may use, once each; the tests compile them all.
     configs: Callable[[], Iterator[dict[str, ConfigValue]]]
     # Targets the kernel is written for; empty means all from sm_80 on. One without a letter also
     # stands for all newer ones.
@@ -33,6 +40,9 @@ class KernelSpec:
     # Most bytes of register spills of any configuration, known and explained.
     allowed_spills: int = 0
     shared_memory: bool = False  # whether the kernel uses shared memory
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "configs", partial(_distinct, self.configs))
 
     @property
     def name(self) -> str:

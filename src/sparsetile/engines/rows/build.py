@@ -12,7 +12,7 @@ from sparsetile.balance import SegmentSchedule
 from sparsetile.core.device import processors
 from sparsetile.engines.request import BuildTimer, EngineBuild, Request
 from sparsetile.engines.rows.lengths import first_columns, item_lengths, row_shape, schedule_sizes
-from sparsetile.formats import RowBundles, Rows
+from sparsetile.formats import RowBundles
 from sparsetile.formats.bundles import MAX_COLUMNS
 from sparsetile.formats.units import row_units
 from sparsetile.kernels.csr import BUNDLE_DTYPES, FEW_COLUMNS
@@ -50,7 +50,7 @@ def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
 def build_rows(request: Request) -> EngineBuild:
     """Build the tensors of :class:`RowRunner`."""
     csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
-    rows = Rows.pack(csr)
+    tensors = {"indptr": csr.indptr, "columns": csr.indices}
     timer("format")
     units = row_units(csr, order)
     # Counted first, so that the host waits once for this and for the tally.
@@ -65,10 +65,10 @@ def build_rows(request: Request) -> EngineBuild:
     timer("schedule")
     bundles = _bundles(request, shared)
     timer("format")
-    tensors = {**rows.tensors(), **plain.tensors()}
+    tensors |= plain.tensors()
     if shape.small and bundles is None:
         tensors = {**tensors, "heads": first_columns(plain, csr.indices)}
-    choices = {"format": f"rows, {rows.bytes} bytes"}
+    choices = {"format": f"rows, {csr.indptr.nbytes + csr.indices.nbytes} bytes"}
     schedule, mixed = plain, None
     if bundles is not None:
         schedule = mixed = _mixed(request, bundles)

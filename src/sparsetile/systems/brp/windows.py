@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsetile.engines.cost import SHORT_WINDOW
 from sparsetile.engines.request import Request
 from sparsetile.engines.tiles.hybrid_cost import counted, give_window_tiles, window_tiles
-from sparsetile.formats.brp import BRP, TILE_COLUMNS, WINDOW_ROWS, ColumnMajor, sort_windows
+from sparsetile.formats.brp import TILE_COLUMNS, WINDOW_ROWS, ColumnMajor, sort_windows
 from sparsetile.formats.brp_windows import BRPWindows
 from sparsetile.formats.units import HOST_UNITS, Units, row_units
 from sparsetile.intake.csr import CSR
@@ -126,8 +126,7 @@ class TensorWindows(Windows):
     def pack(self, fixed: int, group: int, kept: Tensor) -> PackedWindows | None:
         if not bool(kept.any()):
             return None
-        packed = BRP.pack_sorted(self._csr, self._order, self._sorted, fixed=fixed, group=group)
-        arrays = BRPWindows.of(packed, kept)
+        arrays = BRPWindows.pack(self._csr, self._order, self._sorted, fixed, group, kept)
         others = row_units(self._csr, arrays.other_rows).near()
         return PackedWindows(arrays, arrays.units().near(), others)
 

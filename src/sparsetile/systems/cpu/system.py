@@ -9,7 +9,7 @@ from sparsetile.balance import RowChunks
 from sparsetile.engines.pieces import PieceRunner, build_pieces, in_pieces
 from sparsetile.engines.request import BuildTimer, BuiltSystem, EngineBuild, Request
 from sparsetile.engines.runner import ExactRunner
-from sparsetile.formats import Rows
+from sparsetile.formats.units import row_units
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.systems.base import System
 from sparsetile.systems.cpu import DEVICES, EXACT_ON
@@ -44,15 +44,14 @@ class CPUSystem(System):
 
 
 def _chunks(request: Request) -> EngineBuild:
-    timer = BuildTimer(request)
-    rows = Rows.pack(request.csr)
-    schedule = RowChunks.make(rows.units(), chunks=CHUNKS)
+    csr, timer = request.csr, BuildTimer(request)
+    schedule = RowChunks.make(row_units(csr), chunks=CHUNKS)
     timer("schedule")
     choices = {
         "format": "rows",
         "schedule": f"{schedule.item_count} chunks of rows of equal cost",
     }
-    tensors = {**rows.tensors(), **schedule.tensors()}
+    tensors = {"indptr": csr.indptr, "columns": csr.indices, **schedule.tensors()}
     return EngineBuild(tensors, choices, timer.seconds, {})
 
 

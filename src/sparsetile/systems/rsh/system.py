@@ -81,7 +81,7 @@ class RSHSystem(HybridSystem[Partition]):
 
     def build_split(self, request: Request, split: Partition) -> BuiltSystem:
         csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
-        packed = RSTile.pack_split(csr, order, split)
+        packed = RSTile.pack(csr, order, split)
         tiles = packed.tiles
         cells = entry_cells(tiles)
         timer("format")

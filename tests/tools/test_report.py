@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+from tools.report import main, render_markdown
 
-from sparsetile.bench.report import render_markdown
-
-from .fakes import environment, failed, record
+from sparsetile.bench.record import append_record
+from tests.bench.fakes import environment, failed, record
+from tests.examples import ROOT
 
 
 def test_nothing_to_report_is_an_error() -> None:
@@ -156,3 +160,84 @@ def test_markdown_counts_the_stand_ins_of_a_suite() -> None:
     records = [record("a"), record("b-like", source="stand-in")]
     text = render_markdown(records)
     assert "Stand-ins, not the published graphs, 1 of 2: b-like." in text
+
+
+def written(folder: Path, name: str, *seconds: float) -> str:
+    path = folder / name
+    for n, spent in enumerate(seconds, 1):
+        append_record(path, record(n=n, seconds=spent))
+    return str(path)
+
+
+def test_files_that_cannot_be_read_or_written_are_one_line(tmp_path: Path, capsys):
+    assert main([str(tmp_path / "no.jsonl")]) == 2
+    assert "existing file of records" in capsys.readouterr().err
+    path = written(tmp_path, "a.jsonl", 1e-5)
+    assert main([path, "--markdown", str(tmp_path / "no" / "r.md")]) == 2
+    error = capsys.readouterr().err
+    assert "report: --markdown must be a file in a folder that exists" in error
+
+
+def test_a_file_of_something_else_is_refused_in_a_dozen_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{\n" * 500)
+    assert main([str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("skipped other.json:1: not JSON")
+    assert lines[10] == "... and 490 more such lines" and len(lines) == 12
+    assert "report: FILES must be records of at least one measurement" in lines[11]
+
+
+def test_a_report_is_written_and_damaged_lines_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, "a.jsonl", 1e-5)
+    with open(path, "a") as stream:
+        stream.write("{broken\n")
+    text = tmp_path / "r.md"
+    assert main([path, "--markdown", str(text)]) == 0
+    assert "skipped a.jsonl:3: not JSON" in capsys.readouterr().err
+    assert text.read_text().startswith("# Core: 32 real matrices\n")
+    assert main([path]) == 0
+    assert capsys.readouterr().out == text.read_text()
+
+
+def test_records_of_two_machines_are_both_kept(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    append_record(first, record())
+    append_record(second, record(environment=environment(device_name="Other GPU")))
+    out = tmp_path / "r.md"
+    assert main([str(first), str(second), "--markdown", str(out)]) == 0
+    assert "Test GPU" in out.read_text() and "Other GPU" in out.read_text()
+
+
+def test_a_folder_gets_a_page_for_each_suite(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for suite in ("core", "cpu"):
+        append_record(path, record(suite=suite))
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    assert main([str(path), "--markdown", str(pages)]) == 0
+    assert sorted(page.name for page in pages.iterdir()) == ["core.md", "cpu.md"]
+    assert (pages / "cpu.md").read_text().startswith("# CPU: the core matrices on the host\n")
+    assert main([str(path), "--title", "Both", "--markdown", str(pages / "all.md")]) == 0
+    both = (pages / "all.md").read_text()
+    assert both.startswith("# Both\n") and both.count("\n## C") == 2
+
+
+def test_the_committed_pages_are_what_the_records_say(tmp_path: Path) -> None:
+    """The same command as docs/results/reproduce.md has."""
+    page = (ROOT / "docs/results/reproduce.md").read_text(encoding="utf-8")
+    names = re.search(r"report \{(.+)\}\.jsonl --markdown docs/results/tables", page)
+    assert names
+    found = [
+        str(next(path for path in (ROOT / "results").glob(f"*/{name}.jsonl*")))
+        for name in names[1].split(",")
+    ]
+    assert main([*found, "--markdown", str(tmp_path)]) == 0
+    pages = ROOT / "docs/results/tables"
+    assert sorted(p.name for p in pages.iterdir()) == sorted(p.name for p in tmp_path.iterdir())
+    for made in tmp_path.iterdir():
+        assert made.read_text() == (pages / made.name).read_text(), f"run: {names[0]}"

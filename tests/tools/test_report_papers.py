@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tools.report import render_markdown
+from tools.report_papers import ladder_lines, published_rows
 
 from sparsetile.bench.analysis import attach_baselines
 from sparsetile.bench.record import Record
-from sparsetile.bench.report import render_markdown
-from sparsetile.bench.report.papers import ladder_lines, published_rows
 from sparsetile.bench.suites import load_suite
 from sparsetile.systems import SYSTEMS
-
-from .fakes import failed, record
+from tests.bench.fakes import failed, record
 
 ASYNC = load_suite("asyncsparse")
 PRUNED = {"dtype": "bfloat16", "yardstick": ["torch-dense"], "rows": 1000, "nnz": 100_000}

@@ -12,21 +12,15 @@ from typing import Any
 
 from sparsetile.bench.analysis import geomean, product_key, setting, system_label, yardstick
 from sparsetile.bench.record import Record
+from sparsetile.bench.summary import product_title
 
-__all__ = ["hindsight", "other_products", "planning", "product_title"]
+__all__ = ["hindsight", "other_products", "planning"]
 
 # Sparse systems by name that must be timed on a product before ``auto`` is compared with them.
 _FEWEST = 2
 # Losses above this are counted one by one.
 _MUCH = 1.2
 _STAGES = ("reorder", "format", "schedule")
-
-
-def product_title(op: str, reduce: str, dtype: str, device_name: str, over: str = "") -> str:
-    """Return what a table or a row of one is about."""
-    product = op if reduce == "sum" else f"{op} {reduce}"
-    against = f", ratio to {over}" if over else ""
-    return f"{product}, {dtype}, {device_name}{against}"
 
 
 def _what(key: tuple[Any, ...]) -> str:

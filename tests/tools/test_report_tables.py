@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sparsetile.bench.report import render_markdown
-from sparsetile.bench.report.tables import hindsight
+from tools.report import render_markdown
+from tools.report_tables import hindsight
+
 from tests.bench.fakes import failed, record
 
 
