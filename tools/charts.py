@@ -118,11 +118,25 @@ def cpu_ratios(baseline: str, n: int) -> dict[str, tuple[int, float]]:
     }
 
 
+def cpu_times(product: str, dtype: str, n: int) -> dict[str, tuple[int, float]]:
+    """By matrix, its entries and the speedup of ``plan`` or ``spmm`` over scipy.
+
+    From ``results/cpu/cpu_times.jsonl``, which ``tools.cpu_times`` writes.
+    """
+    text = (ROOT / "results" / "cpu" / "cpu_times.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {
+        line["matrix"]: (line["nnz"], line["seconds"]["scipy"] / line["seconds"][product])
+        for line in lines
+        if (line.get("dtype"), line.get("n")) == (dtype, n)
+    }
+
+
 def host() -> Chart:
-    """Return the chart of the CPU over scipy."""
+    """Return the chart of a plan on the CPU over scipy."""
     series = {}
     for n in (1, 128):
-        points = [*cpu_ratios("scipy", n).values()]
+        points = [*cpu_times("plan", "float32", n).values()]
         series[f"N = {n}: {geomean(ratio for _, ratio in points):.2f}x"] = _rounded(points)
     return Chart("cpu", "Two cores of a CPU: speedup over scipy", "entries of A", series)
 

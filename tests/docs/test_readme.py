@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.charts import cpu_times
 from tools.paper_readings import suite_records
 
 from sparsetile.bench.analysis import attach_baselines, geomean, system_label
@@ -47,6 +48,17 @@ def test_the_table_is_what_the_records_say():
     lines = README.read_text(encoding="utf-8").splitlines()
     table = [line for line in lines if " | cuSPARSE | " in line or " | dense `torch.mm` | " in line]
     assert len(table) == 9 and table == summary.readme_rows()
+
+
+def test_the_table_beside_scipy_is_what_the_record_says():
+    lines = (DOCS / "how-to" / "other-libraries.md").read_text(encoding="utf-8").splitlines()
+    for dtype in ("float32", "float64"):
+        for product, words in (("plan", "a plan"), ("spmm", "`st.spmm`")):
+            cells = []
+            for n in summary.CPU_WIDTHS:
+                ratios = [ratio for _, ratio in cpu_times(product, dtype, n).values()]
+                cells.append(f"{geomean(ratios):.2f} ({min(ratios):.2f})")
+            assert f"| {dtype}, {words} | {' | '.join(cells)} |" in lines
 
 
 def _times(name: str) -> dict[tuple[str, int, str], dict[str, float]]:
