@@ -46,8 +46,8 @@ measured](benchmarks.md).
 ## Is it fast?
 ![Speedup over cuSPARSE on 98 real matrices, by their number of entries](pictures/cusparse.svg)
 
-Geometric means over the best of cuSPARSE's three CSR algorithms in the same run; *worst* is the
-lowest ratio and its matrix. `auto` is what `st.plan(A, n)` picks."""
+Geometric means over the best of cuSPARSE's three CSR algorithms in the same run, except for the
+last line; *worst* is the lowest ratio and its matrix. `auto` is what `st.plan(A, n)` picks."""
 _FAST = """Full tables: [98 real matrices](tables/all.md), [32 of them by
 system](tables/core.md), [pruned weights](tables/asyncsparse.md). Which system wins where: [which
 system when](which-system.md). What `auto` misses: [against hindsight](hindsight.md). The papers'
@@ -85,8 +85,8 @@ _TRAIN = """Full table: [graph by graph](../how-to/gnn.md#readings-on-an-h200). 
 
 Speedup over scipy's `A @ B`, from `results/cpu/cpu_times.jsonl`: geometric means of the core suite
 on two cores of {cpu}."""
-_CPU_OTHERS = """The `cpu` system in float32 over other libraries, from an earlier record of the suite
-`cpu`. Since then products of one column take 0.5 to 0.8 of the time if rows are short:"""
+_CPU_OTHERS = """The `cpu` system in float32 over other libraries, from an earlier record
+(`cpu.jsonl`). Since then products of one column take 0.5 to 0.8 of the time if rows are short:"""
 _CPU = """Full table of that record: [the core matrices on the host](tables/cpu.md).
 
 ## Which GPU?"""
@@ -228,14 +228,18 @@ def render() -> str:
     assert {record["environment"]["device_name"] for record in records} == {"NVIDIA H200"}
     cpu = cpu_records()[0]["environment"]["device_name"].partition(",")[0]
     widths = [f"N = {n} (lowest)" for n in CPU_WIDTHS]
-    fast = [f"{title} | {_speed(found)}".split(" | ") for title, found in _products()]
+    fast = [
+        [f"{name}, over {over}" if over == DENSE else name, n, system, *_speed(found).split(" | ")]
+        for title, found in _products()
+        for name, n, system, over in [title.split(" | ")]
+    ]
     plan = [
         f"{title.rpartition(' | ')[0]} | {_planning(found)}".split(" | ")
         for title, found in _products()
     ]
     return "\n".join([
         _HEAD,
-        *_table(("product", "N", "system", "baseline", "speedup", "worst"), fast),
+        *_table(("product", "N", "system", "speedup", "worst"), fast),
         _FAST,
         *_table(("product", "N", "system", "planning", "pays after, products"), plan),
         _PLAN,

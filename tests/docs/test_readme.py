@@ -111,13 +111,13 @@ def test_planning_times_of_the_pages_are_those_of_the_records():
     ]
     paid = median(r["break_even"] for r in plain)
     said = (
-        f"takes {times[0]:.0f} ms and pays off against cuSPARSE after {paid:.0f} products. "
-        f"With `affinity` it takes {times[1]:.0f} ms."
+        f"took {times[0]:.0f} ms and paid off against cuSPARSE after {paid:.0f} products when",
+        f"With `affinity` it took {times[1]:.0f} ms.",
     )
     how_to = (DOCS / "how-to" / "choose-and-measure.md").read_text(encoding="utf-8")
-    assert said in " ".join(how_to.split())
+    assert all(each in " ".join(how_to.split()) for each in said)
     orders = (DOCS / "explanation" / "row-orders.md").read_text(encoding="utf-8")
-    wanted = f"takes {times[0]:.0f} ms in the given order and {times[1]:.0f} ms with `affinity`"
+    wanted = f"took {times[0]:.0f} ms in the given order and {times[1]:.0f} ms with `affinity`"
     assert wanted in " ".join(orders.split())
 
 
@@ -132,7 +132,7 @@ def test_its_code_runs():
 
 def test_the_code_of_the_home_page_runs():
     (block,) = blocks(DOCS / "index.md", "python")
-    names: dict[str, Any] = {"A": torch.eye(9).to_sparse_csr(), "B": torch.randn(9, 128)}
+    names: dict[str, Any] = {}
     exec(block.text, names)
     assert torch.equal(names["C"], names["B"])
 
