@@ -216,13 +216,20 @@ def product_of_arrays(
         threads = _threads(rows, nnz, columns)
         few = threads == 1 and columns <= _LEAST_COLUMNS
         chunks = min(_CHUNKS, 1 + nnz // _CHECKED) if few else _CHUNKS
-        made = Prepared(
-            _kernel("spmm_sum", indptr.dtype, indices.dtype, dtype), _LAYOUTS["spmm_sum"],
-            threads, (0, rows, chunks, threads), _sparse(indptr, indices, values, nnz),
-            B.stride(0), columns,
-            (1.0, 0.0, mean, *_hints(rows, nnz, cols, columns, dtype), cols),
+        # As in Prepared, which takes longer to make than a small product.
+        counters = _TwoCounters()
+        packed = _LAYOUTS["spmm_sum"].pack(
+            ctypes.addressof(counters), 0, rows, chunks, threads,
+            indptr.data_ptr(), indices.data_ptr(), 0 if values is None else values.data_ptr(), nnz,
+            B.data_ptr(), B.stride(0), out.data_ptr(), columns, columns,
+            1.0, 0.0, mean, *_hints(rows, nnz, cols, columns, dtype), cols,
         )  # fmt: skip
-        if not made(B.data_ptr(), out, (indptr, indices, values, B)):
+        kernel = _kernel("spmm_sum", indptr.dtype, indices.dtype, dtype)
+        if threads == 1:
+            kernel(packed)
+        else:
+            run_shared(kernel, (packed,), (counters, out, indptr, indices, values, B), threads)
+        if counters[1]:
             return None
     return out if wide else out[:, 0]
 
