@@ -232,7 +232,7 @@ def _run(
     else:
         if name not in known and not name.endswith(".toml"):
             raise value_error(
-                "bench", "SUITE", f"one of {known}, or a matrix file or a folder of some", name,
+                "bench", "suite", f"one of {known}, a matrix file or a folder", repr(name),
                 "Choose a suite, or give the path of a file",
             )  # fmt: skip
         suite = load_suite(name)

@@ -43,6 +43,15 @@ def test_a_second_process_loads_the_code_without_numba_unless_it_is_damaged(tmp_
     assert [compiles(tmp_path) for _ in range(2)] == [True, False]
 
 
+def test_the_log_says_what_is_compiled(monkeypatch, caplog, environment, tmp_path):
+    environment(XDG_CACHE_HOME=tmp_path)
+    monkeypatch.setattr(entries, "compile_entry", lambda *key: CODE)
+    with caplog.at_level("INFO", logger="sparsetile"):
+        machine_code._find(("sddmm", "int64", "int32", "float32"))
+        machine_code._find(("sddmm", "int64", "int32", "float32"))  # from the disk
+    assert caplog.messages == ["compiling sddmm for this CPU: int64, int32, float32"]
+
+
 def test_a_folder_that_cannot_be_written_costs_a_compilation(tmp_path):
     (tmp_path / "sparsetile").write_text("in the way")
     assert compiles(tmp_path)

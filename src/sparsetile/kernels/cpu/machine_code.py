@@ -10,10 +10,11 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from sparsetile.core import settings
 from sparsetile.core.files import PARTIAL, replacing
 
 __all__ = ["Kernel", "load_kernel"]
+
+log = logging.getLogger("sparsetile")
 
 # Takes the numbers that `entries` lists, packed.
 Kernel = Callable[[bytes], None]
@@ -64,6 +67,7 @@ def _find(key: tuple[str, ...]) -> tuple[str, bytes]:
         return _read(path)
     from sparsetile.kernels.cpu.entries import compile_entry  # imports numba
 
+    log.info("compiling %s for this CPU: %s", key[0], ", ".join(key[1:]))
     symbol, code = compile_entry(*key)
     with contextlib.suppress(OSError):  # without a writable folder each process compiles
         _write(path, symbol, code)
@@ -76,12 +80,19 @@ def _fingerprint() -> str:
     folder = Path(__file__).parent
     parts = [
         *((folder / name).read_bytes() for name in _SOURCES),
-        *(version(package).encode() for package in ("numba", "llvmlite")),
+        *(_version(package).encode() for package in ("numba", "llvmlite")),
         llvm.get_default_triple().encode(),
         llvm.get_host_cpu_name().encode(),
         llvm.get_host_cpu_features().flatten().encode(),
     ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # frozen applications may lack metadata
+        return ""
 
 
 def _read(path: Path) -> tuple[str, bytes]:
