@@ -10,7 +10,7 @@ CUDA := $(shell find src/sparsetile/kernels/cuda tests -name '*.cu' -o -name '*.
 # whatever the caller's environment says: tests start tens of processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 # What `make check` runs: about a minute, and where most mistakes show.
-CORE := tests/test_layering.py tests/core tests/check/test_digest.py tests/jit \
+CORE := tests/test_layering.py tests/core tests/tools/test_digest.py tests/jit \
   tests/contracts/test_formats.py tests/contracts/test_balance.py tests/formats tests/balance \
   tests/systems tests/plan/test_plan.py tests/plan/test_planner.py
 

@@ -118,11 +118,25 @@ def cpu_ratios(baseline: str, n: int) -> dict[str, tuple[int, float]]:
     }
 
 
+def cpu_times(product: str, dtype: str, n: int) -> dict[str, tuple[int, float]]:
+    """By matrix, its entries and the speedup of ``plan`` or ``spmm`` over scipy.
+
+    From ``results/cpu/cpu_times.jsonl``, which ``tools.cpu_times`` writes.
+    """
+    text = (ROOT / "results" / "cpu" / "cpu_times.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {
+        line["matrix"]: (line["nnz"], line["seconds"]["scipy"] / line["seconds"][product])
+        for line in lines
+        if (line.get("dtype"), line.get("n")) == (dtype, n)
+    }
+
+
 def host() -> Chart:
-    """Return the chart of the CPU over scipy."""
+    """Return the chart of a plan on the CPU over scipy."""
     series = {}
     for n in (1, 128):
-        points = [*cpu_ratios("scipy", n).values()]
+        points = [*cpu_times("plan", "float32", n).values()]
         series[f"N = {n}: {geomean(ratio for _, ratio in points):.2f}x"] = _rounded(points)
     return Chart("cpu", "Two cores of a CPU: speedup over scipy", "entries of A", series)
 
@@ -141,7 +155,9 @@ def draw(chart: Chart) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
     for (label, points), colour in zip(chart.series.items(), COLOURS, strict=False):
         sizes, speedups = zip(*points, strict=True)
-        axes.scatter(sizes, speedups, s=22, alpha=0.75, label=label, color=colour, lw=0)
+        axes.scatter(
+            sizes, speedups, s=22, alpha=0.75, label=f"{label} (geomean)", color=colour, lw=0
+        )
     top = max(speedup for points in chart.series.values() for _, speedup in points)
     least = min(speedup for points in chart.series.values() for _, speedup in points)
     ticks = [tick for tick in (0.5, 1, 2, 3, 4, 6, 8, 12, 16) if least / 1.1 <= tick <= top * 1.1]
@@ -155,8 +171,9 @@ def draw(chart: Chart) -> None:
     axes.tick_params(colors=INK, which="both")
     for side in axes.spines.values():
         side.set_color(GRID)
-    legend = axes.legend(frameon=False, labelcolor=INK, loc="best", title="geometric mean of")
-    legend.get_title().set_color(INK)
+    figure.legend(
+        frameon=False, labelcolor=INK, loc="outside lower center", ncols=len(chart.series)
+    )
     FOLDER.mkdir(parents=True, exist_ok=True)
     facts = {"Date": None, "Title": chart.title, "Description": f"points {chart.digest()}"}
     figure.savefig(chart.path, metadata=facts)

@@ -43,7 +43,7 @@ class Age:
     @property
     def text(self) -> str:
         if not self.date:
-            return "missing"
+            return "no record yet"
         if not self.changed:
             return f"{self.date}, of today's code"
         commits = "" if self.commits is None else f"{_count(self.commits, 'commit')} and "

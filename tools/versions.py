@@ -5,7 +5,7 @@
 Without arguments: the oldest and the newest torch that the package index has in the supported
 range, on each Python from 3.11 to 3.14 that this machine has. Each pair gets an environment of its
 own below DIR (build/versions), which is kept. Prints a table; exit code 1 if a pair failed. A pair
-that cannot be installed, because the index has no such wheel, is said and not counted as a failure.
+that cannot be installed, because the index has no such wheel, is reported but is no failure.
 """
 
 from __future__ import annotations

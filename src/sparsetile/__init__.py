@@ -1,4 +1,4 @@
-"""sparsetile: sparse × dense matrix products, on Tensor Cores where they are faster.
+"""sparsetile: sparse × dense matrix products, on Tensor Cores if they are faster.
 
 >>> import torch
 >>> import sparsetile as st

@@ -18,7 +18,9 @@ from typing import IO, Any, cast
 
 from sparsetile_command.archive import NpzArrays
 
-__all__ = ["Entry", "list_quickly", "listed", "matrix_files", "show_entries", "stem"]
+__all__ = [
+    "Entry", "list_quickly", "listed", "matrix_files", "show_entries", "stem", "without_package",
+]  # fmt: skip
 
 _SUFFIXES = (".npz", ".mtx", ".mtx.gz")
 _LINE_LIMIT = 4096
@@ -159,14 +161,14 @@ def list_quickly(words: Sequence[str]) -> bool:
             return False
     if folder is not None and not os.path.isdir(folder):
         return False
-    place = _alone("core/settings.py").data_dir() if folder is None else Path(folder)
-    console = _alone("cli/console.py")
+    place = without_package("core/settings.py").data_dir() if folder is None else Path(folder)
+    console = without_package("cli/console.py")
     with console.usable_streams():
         show_entries(listed(place), place, as_json, console)
     return True
 
 
-def _alone(file: str) -> Any:
+def without_package(file: str) -> Any:
     """Load a module of the package without the package, which imports torch."""
     package = importlib.util.find_spec("sparsetile")
     assert package is not None and package.origin is not None

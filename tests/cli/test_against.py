@@ -20,7 +20,7 @@ def test_every_library_has_a_line_for_each_width_and_each_product_a_sentence(
     cli: Cli, folder: Path
 ) -> None:
     outcome = cli(
-        "run", "weighted", "--data", folder, *FAST, "-n", "1,8", "--against",
+        "-q", "run", "weighted", "--data", folder, *FAST, "-n", "1,8", "--against",
         "scipy,torch,dense,cusparse",
     )  # fmt: skip
     assert outcome.code == 0 and outcome.err == ""

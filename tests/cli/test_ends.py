@@ -89,7 +89,8 @@ COMMANDS = {
     "help": ["--help"],
     "systems": ["systems"],
     "json": ["systems", "--json"],
-    "run": ["run", GRAPH, "-n", "4", "--device", "cpu", "--repeats", "1"],
+    # -q: its kernel may have to be compiled.
+    "run": ["-q", "run", GRAPH, "-n", "4", "--device", "cpu", "--repeats", "1"],
     "inspect": ["inspect", GRAPH],
     "list": ["bench", "--list"],
 }

@@ -116,3 +116,19 @@ def test_an_order_is_refused_before_any_work(cli: Cli):
 
 def test_an_unknown_matrix_is_one_line(cli: Cli):
     assert_refused(cli("inspect", "nowhere"), "got 'nowhere'")
+
+
+def test_orders_compile_while_the_matrix_is_read_and_drawn(cli: Cli, tmp_path, monkeypatch):
+    """The picture is there before an order is found, and the order's code before it is asked."""
+    asked = []
+
+    class Slow:
+        def __init__(self, csr) -> None:
+            asked.append((csr.shape, (tmp_path / "p.png").exists()))
+            self.perm = torch.arange(csr.shape[0])
+
+    monkeypatch.setitem(REORDERERS, "slow", Slow)
+    matrix = "gen:banded?rows=40&bandwidth=2"
+    outcome = cli("inspect", matrix, "--reorder", "slow", "--png", tmp_path / "p.png")
+    assert outcome.code == 0 and "slow" in outcome.out
+    assert asked == [((64, 64), False), ((40, 40), True)]

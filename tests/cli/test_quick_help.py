@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +24,7 @@ import sparsetile
 import sparsetile_command
 from sparsetile.cli.app import app
 from sparsetile_command import HELP_WIDTH, quick_help
+from sparsetile_command.fetch import fetch_quickly
 from sparsetile_command.matrices import list_quickly
 from sparsetile_command.systems import quick_systems
 
@@ -130,6 +133,51 @@ def test_help_and_lists_import_neither_torch_nor_the_package(words, start, folde
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith(start)
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder laid out like the SuiteSparse site, with the matrix HB/tiny."""
+    root = tmp_path_factory.mktemp("mirror")
+    (root / "MM" / "HB").mkdir(parents=True)
+    text = b"%%MatrixMarket matrix coordinate real general\n3 2 2\n1 1 1.5\n3 2 -2\n"
+    with tarfile.open(root / "MM" / "HB" / "tiny.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("tiny/tiny.mtx")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return root
+
+
+FETCHES = {
+    "one": ["HB/tiny", "--base-url", "MIRROR"],
+    "into a folder": ["--data=DIR", "HB/tiny", "--force", "--base-url=MIRROR"],
+    "not there": ["HB/none", "--base-url", "MIRROR"],
+    "no name": ["tiny"],
+}
+
+
+@pytest.mark.parametrize("words", FETCHES.values(), ids=FETCHES)
+def test_fetching_without_the_package_prints_the_same(words, mirror, tmp_path, cli, monkeypatch):
+    monkeypatch.setenv("SPARSETILE_DATA_DIR", str(tmp_path))
+    places = {"MIRROR": str(mirror), "DIR": str(tmp_path)}
+    for short, place in places.items():
+        words = [word.replace(short, place) for word in words]
+    code = (
+        f"import sys; sys.argv = ['sparsetile', 'data', 'fetch', *{words}]; "
+        "import sparsetile_command as c; code = c.main(); "
+        "assert not {'torch', 'sparsetile', 'typer'} & set(sys.modules); sys.exit(code)"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    outcome = cli("data", "fetch", *words)
+    assert (made.returncode, made.stdout, made.stderr) == (outcome.code, outcome.out, outcome.err)
+    assert made.returncode == (2 if "none" in words[0] or words == ["tiny"] else 0)
+
+
+@pytest.mark.parametrize("words", ["a b", "--suite core", "--data", "HB/a --more", "", "a=b"])
+def test_fetching_leaves_other_words_to_the_command_line(words):
+    assert fetch_quickly(["data", "fetch", *words.split()]) is None
+    assert fetch_quickly(["data", "list"]) is None
 
 
 if __name__ == "__main__":

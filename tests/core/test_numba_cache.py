@@ -122,32 +122,3 @@ def test_recompiles_when_the_digest_of_callees_changes(source):
 def test_compiles_without_a_writable_cache_folder(monkeypatch):
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
     assert entry_point(lambda x: 2 * x)(21) == 42
-
-
-# A second type is compiled after the first was loaded, and then loaded too.
-SCALARS = """
-import sys
-*folders, used = sys.argv[1:]
-sys.path[:0] = folders
-import numba_cache, source
-kernel = numba_cache.entry_point(source.double, scalars=True)
-assert kernel(21) == 42
-loaded = sum(kernel.stats.cache_hits.values())
-light = "scipy.linalg" not in sys.modules and "numba.np.arraymath" not in sys.modules
-assert kernel(1.5) == 3.0 and kernel(21) == 42
-print(loaded, int(light), sum(kernel.stats.cache_hits.values()))
-"""
-
-
-def test_code_of_scalars_is_loaded_without_what_compiles(source):
-    folders = [str(Path(numba_cache.__file__).parent), str(source.parent)]
-    said = []
-    for _ in range(2):
-        ran = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", SCALARS, *folders, "0"],
-            capture_output=True, text=True, timeout=120,
-            env={**os.environ, "NUMBA_CACHE_DIR": str(source.parent / "compiled")},
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stderr
-        said.append(ran.stdout.split())
-    assert said == [["0", "0", "0"], ["1", "1", "2"]]

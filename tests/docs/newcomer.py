@@ -46,19 +46,6 @@ if not pip.exists():
     pip.write_text(f"#!{sys.executable}\\nfrom pip._internal.cli.main import main\\nmain()\\n")
     pip.chmod(0o755)
 """
-# Run after the installation: lends what numba has compiled of the same sources, which it knows by
-# their time stamps and sizes.
-LEND_COMPILED = """
-import importlib.util, pathlib, shutil, sys
-own = pathlib.Path(importlib.util.find_spec("sparsetile").origin).parent
-for made in pathlib.Path(sys.argv[1]).rglob("__pycache__/*.nb?"):
-    source = made.parents[1] / (made.name.partition(".")[0] + ".py")
-    installed = own / source.relative_to(sys.argv[1])
-    if source.is_file() and installed.is_file():
-        shutil.copystat(source, installed)
-        (installed.parent / "__pycache__").mkdir(exist_ok=True)
-        shutil.copy(made, installed.parent / "__pycache__")
-"""
 # Python that leaves pip out of new environments: unpacking and compiling it takes seconds.
 WITHOUT_PIP = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] && set -- "$@" --without-pip
@@ -113,7 +100,7 @@ def follow(
         An empty folder, which gets the environment and all files.
     empty_caches : bool
         Whether compiled code is kept in that folder too, as on a machine that never ran it, and
-        pip is the fresh environment's own. Otherwise it is lent, too.
+        pip is the fresh environment's own.
     download : bool
         Whether pip gets what the package depends on from its index. Otherwise it is lent.
 
@@ -129,7 +116,6 @@ def follow(
     body += "__import__('pathlib').Path('installed').write_text(st.__file__)\n"
     (home / "tutorial.py").write_text(body, encoding="utf-8")
     (home / "lend.py").write_text(LEND, encoding="utf-8")
-    (home / "lend_compiled.py").write_text(LEND_COMPILED, encoding="utf-8")
     (home / "bin").mkdir()
     python = home / "bin" / "python3"
     if empty_caches:
@@ -139,9 +125,8 @@ def follow(
         python.chmod(0o755)
     (make, activate, install, *others), after = _commands()
     lend = ":" if download else f"python lend.py '{site.getsitepackages()[0]}'"
-    compiled = ":" if empty_caches else f"python lend_compiled.py '{ROOT / 'src' / 'sparsetile'}'"
-    shown = [make, activate, "", install, "", *others]
-    ran = [make, activate, lend, install, compiled, *others]
+    shown = [make, activate, "", install, *others]
+    ran = [make, activate, lend, install, *others]
     now = f"echo '{MARK}' $(date +%s.%N)"
     offline = {
         "PIP_NO_INDEX": "1",

@@ -105,6 +105,11 @@ def test_every_line_of_the_pages_is_a_command_that_something_checks():
             assert line.startswith(RUN_ELSEWHERE), f"nothing checks {line!r}"
 
 
+def test_every_test_that_make_names_is_there():
+    named = re.findall(r"\btests/\w[\w/.]*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(named) > 10 and all((ROOT / path).exists() for path in named if "*" not in path)
+
+
 @pytest.mark.parametrize("words", ["tools.charts --no-such", "tools.no_such"])
 def test_a_tool_that_refuses_its_words_is_noticed(words: str, monkeypatch):
     with pytest.raises((SystemExit, ImportError)):

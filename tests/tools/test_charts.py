@@ -23,5 +23,5 @@ def test_a_chart_of_other_points_is_old_until_it_is_drawn(tmp_path, monkeypatch)
     assert not chart.is_current()
     charts.draw(chart)
     text = chart.path.read_text(encoding="utf-8")
-    assert chart.is_current() and ">A title<" in text and ">one<" in text
+    assert chart.is_current() and ">A title<" in text and ">one (geomean)<" in text
     assert not dataclasses.replace(chart, series={"one": [(10.0, 1.6)]}).is_current()

@@ -230,8 +230,12 @@ def _run(
     if _names_matrices(name):
         suite, data = _own_suite(Path(name), data, asked_device)
     else:
-        named = name if name.endswith(".toml") else one_of("bench", "suite", name, known)
-        suite = load_suite(named)
+        if name not in known and not name.endswith(".toml"):
+            raise value_error(
+                "bench", "suite", f"one of {known}, a matrix file or a folder", repr(name),
+                "Choose a suite, or give the path of a file",
+            )  # fmt: skip
+        suite = load_suite(name)
     device = _chosen_device(asked_device, suite.device)
     expansion = expand(suite, data=data, device=device, **narrowed)
     path = out or Path(f"sparsetile-{suite.name}.jsonl")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from sparsetile.cli import console
 from sparsetile.cli.console import activity, note, print_table, print_text
@@ -23,6 +18,7 @@ from sparsetile.data.catalog import catalog
 from sparsetile.data.generators import from_spec
 from sparsetile.data.suites import SUITES, fetch_member, members, pattern_digest
 from sparsetile.intake.files import read_matrix, write_npz
+from sparsetile_command.fetch import download_bar
 from sparsetile_command.matrices import show_entries
 
 __all__ = ["app"]
@@ -35,16 +31,6 @@ def list_matrices(data: Data = None, as_json: Json = False) -> int:
     """List the matrices of a folder (the folder of downloads when --data is omitted)."""
     show_entries(catalog(data), data or settings.data_dir(), as_json, console)
     return 0
-
-
-@contextmanager
-def _download_bar(name: str) -> Iterator[download.Progress]:
-    shown = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(
-        *shown, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()
-    ) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @app.command("fetch")
@@ -74,7 +60,7 @@ def fetch(
         chosen = one_of("fetch", "--suite", suite, SUITES)
         return _fetch_suite(chosen, data or settings.data_dir(), base_url, force)
     assert name is not None
-    with _download_bar(name) as progress:
+    with download_bar(name) as progress:
         path = download.fetch(
             name, base_url=base_url, directory=data, force=force, progress=progress
         )
@@ -93,7 +79,7 @@ def _fetch_suite(suite: str, folder: Path, base_url: str | None, force: bool) ->
         state = "there already"
         if member.collection != "-" and (found is None or force):
             note(f"sparsetile: fetching {member.collection}, {member.entries} entries")
-            with _download_bar(member.name) as progress:
+            with download_bar(member.name) as progress:
                 found = fetch_member(member, folder, base_url=base_url, progress=progress)
             state = "fetched"
         size = pattern = "-"

@@ -98,7 +98,7 @@ def inspect(
     # Here and not above: numba is slow to import.
     from sparsetile.check.extras import report_package
     from sparsetile.check.pictures import draw
-    from sparsetile.cli.profile import profile, view_orders
+    from sparsetile.cli.profile import compile_orders, profile, view_order
     from sparsetile.core.checks import one_of
     from sparsetile.reorder import REORDERERS
 
@@ -108,22 +108,14 @@ def inspect(
     orders = [name for text in reorder or [] for name in text.split(",") if name]
     for order in orders:
         one_of("inspect", "--reorder", order, REORDERERS)
+    if orders:
+        compile_orders(orders)
     with activity(f"reading {matrix}"):
         csr = load_matrix(matrix, data)
     with activity(f"measuring {matrix}"):
         found = profile(csr)
     if not as_json:  # at once: an order may take seconds to compile
         _print(matrix, found)
-    views = []
-    if orders:
-        # The given order comes first: others are compared with it.
-        with activity(f"ordering the rows of {matrix}"):
-            views = view_orders(csr, ["identity", *orders])
-    if as_json:
-        more = {"orders": views} if views else {}
-        print_json({"matrix": matrix, **found, **more})
-    elif views:
-        _print_orders(views)
     if png is not None:
         title = printable(Path(matrix).stem if Path(matrix).is_file() else matrix)
         with activity(f"drawing {png}"):
@@ -134,4 +126,14 @@ def inspect(
             finally:
                 partial.unlink(missing_ok=True)
         note(f"sparsetile: drew {png}")
+    views = []
+    for order in dict.fromkeys(["identity", *orders]) if orders else ():
+        # The given order comes first: others are compared with it.
+        with activity(f"finding the row order {order} of {matrix}"):
+            views.append(view_order(csr, order))
+    if as_json:
+        more = {"orders": views} if views else {}
+        print_json({"matrix": matrix, **found, **more})
+    elif views:
+        _print_orders(views)
     return 0

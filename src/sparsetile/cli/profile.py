@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import torch
 
 from sparsetile.check.tiling import TILES, length_bins, sample_rows, sharing, tile_stats
+from sparsetile.data.generators import banded
 from sparsetile.intake.csr import CSR
 from sparsetile.reorder import REORDERERS
 
-__all__ = ["profile", "view_orders"]
+__all__ = ["compile_orders", "profile", "view_order"]
 
 # Sorting a larger matrix's entries by window takes minutes on the host.
 _EXACT_ENTRIES = 20_000_000
@@ -78,35 +81,45 @@ def profile(csr: CSR) -> dict[str, Any]:
     }
 
 
-def view_orders(csr: CSR, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return statistics of windows and tiles of a matrix, on the CPU, under each row order.
+def view_order(csr: CSR, name: str) -> dict[str, Any]:
+    """Return statistics of windows and tiles of a matrix, on the CPU, under a row order.
 
     ``seconds`` is the time to find the order, with compilation the first time on a machine,
     ``share`` the share of counted entries, ``nnz_per_pair`` the entries per distinct (window,
     column), by height of the window.
     """
-    found = []
-    for name in dict.fromkeys(names):
-        begun = time.perf_counter()
-        perm = REORDERERS[name](csr).perm
-        seconds = time.perf_counter() - begun
-        sample = sample_rows(csr, perm)
-        tiles = (tile_stats(sample, *shape) for shape in TILES)
-        found.append(
+    begun = time.perf_counter()
+    perm = REORDERERS[name](csr).perm
+    seconds = time.perf_counter() - begun
+    sample = sample_rows(csr, perm)
+    tiles = (tile_stats(sample, *shape) for shape in TILES)
+    return {
+        "order": name,
+        "seconds": seconds,
+        "share": sample.share,
+        "nnz_per_pair": {str(w): value for w, value in sharing(sample).items()},
+        "tiles": [
             {
-                "order": name,
-                "seconds": seconds,
-                "share": sample.share,
-                "nnz_per_pair": {str(w): value for w, value in sharing(sample).items()},
-                "tiles": [
-                    {
-                        "format": tile.name,
-                        "tiles": tile.tiles,
-                        "nnz_per_tile": tile.mean_entries,
-                        "fill": tile.fill,
-                    }
-                    for tile in tiles
-                ],
+                "format": tile.name,
+                "tiles": tile.tiles,
+                "nnz_per_tile": tile.mean_entries,
+                "fill": tile.fill,
             }
-        )
-    return found
+            for tile in tiles
+        ],
+    }
+
+
+def compile_orders(names: Sequence[str]) -> None:
+    """Compile row orders in a thread; a call of one waits for its code.
+
+    Compiling takes about 10 s for some, once on a machine: as long as reading a large matrix.
+    """
+
+    def compile_all() -> None:
+        small = banded(64, 3)
+        for name in names:
+            with contextlib.suppress(Exception):  # the call itself reports it
+                REORDERERS[name](small)
+
+    threading.Thread(target=compile_all, name="sparsetile-compile", daemon=True).start()

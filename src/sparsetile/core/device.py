@@ -60,7 +60,7 @@ _CLOCK = 1.98e9
 _FLOPS = {(8, 0): 2048}
 _FLOPS_BY_MAJOR = {8: 1024, 9: 4096, 10: 8192, 12: 1024}
 _FLOPS_OLDER = 512
-# The share of it that ``mma.sync`` reaches on sm_90, where only ``wgmma`` reaches all.
+# The share of it that ``mma.sync`` reaches on sm_90; only ``wgmma`` reaches all.
 _SYNC_SHARE = 0.62
 
 

@@ -1,4 +1,6 @@
-"""numba's compiled code, cached on disk between processes, for the CPU kernels and row orders.
+"""numba's compiled code, cached on disk between processes, for the row orders.
+
+The CPU kernels keep theirs another way (`kernels.cpu.machine_code`).
 
 Importing numba takes half a second: only modules that are imported right before such code runs may
 import this one.
@@ -15,7 +17,6 @@ from typing import Any
 
 import numba
 from numba.core.caching import IndexDataCacheFile
-from numba.core.runtime import rtsys
 
 __all__ = ["entry_point", "inlined", "inner"]
 
@@ -59,15 +60,11 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
         return pickle.loads(body)
 
 
-def entry_point(function: Callable[..., Any], digest: str = "", *, scalars: bool = False) -> Any:
+def entry_point(function: Callable[..., Any], digest: str = "") -> Any:
     """Compile a function that Python calls.
 
     numba renews its disk cache only by the time stamp of the defining file. If the function's
     callees are in other files, ``digest`` of their sources, put into its name, renews it too.
-
-    ``scalars`` promises that the function takes and makes numbers alone, addresses among them. Of
-    numba its code on disk then needs the runtime's symbols only: it is loaded before numba has
-    imported what a compilation uses, among it scipy.linalg (0.3 of 0.6 s, development readings).
     """
     if digest:
         function.__qualname__ = f"{function.__name__}_{digest}"
@@ -78,15 +75,10 @@ def entry_point(function: Callable[..., Any], digest: str = "", *, scalars: bool
     cache: Any = kernel._cache
     cache._cache_file.__class__ = _CheckedFiles
     load_overload, save_overload = cache.load_overload, cache.save_overload
-    # The same without those imports; it is private, so a release may lack it.
-    load_code = getattr(cache, "_load_overload", None)
 
     def load_or_forget(*arguments: Any) -> Any:
         try:
-            if not scalars or load_code is None:
-                return load_overload(*arguments)
-            rtsys.initialize(arguments[1])
-            return load_code(*arguments)
+            return load_overload(*arguments)
         except Exception:  # a damaged file can raise anything; it must only cost a compilation
             with contextlib.suppress(OSError):
                 cache.flush()

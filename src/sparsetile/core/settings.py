@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "ChosenGPU", "cache_dir", "cache_limit_bytes", "chosen_gpu", "data_dir", "describe_settings",
-    "entry_limit", "tune_dir",
+    "ChosenGPU", "cache_dir", "cache_limit_bytes", "chosen_gpu", "cpu_code_dir", "data_dir",
+    "describe_settings", "entry_limit", "tune_dir",
 ]  # fmt: skip
 
 _DEFAULT_CACHE_MEGABYTES = 512
@@ -39,6 +39,11 @@ def _folder_of(chosen: str | None, cache: str | None, home: str | None, name: st
 def cache_dir() -> Path:
     """Folder of compiled kernels: ``SPARSETILE_CACHE_DIR``, else the user's cache folder."""
     return _folder("SPARSETILE_CACHE_DIR", "kernels")
+
+
+def cpu_code_dir() -> Path:
+    """Folder of the CPU kernels' machine code, in the user's cache folder."""
+    return _folder_of(None, os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"), "cpu")
 
 
 def cache_limit_bytes() -> int:

@@ -29,7 +29,7 @@ def find(
 ) -> Path | None:
     """Return the file that a path or a name stands for; None for a spec or a stand-in.
 
-    As :func:`load` takes it; an unknown one is refused with the same words.
+    As :func:`load` takes it; an unknown one raises the same error.
     """
     if not isinstance(matrix, (str, os.PathLike)):
         raise type_error(

@@ -1,8 +1,8 @@
 """The matrices of the suite ``core``: where each comes from, and how to know that it is the one.
 
 ``core.tsv`` lists them. Those of the SuiteSparse collection can be fetched; for the others it names
-the public file they were read from. A matrix is known by a digest of its pattern: values are drawn
-at random where figures are measured.
+the public file they were read from. A matrix is known by a digest of its pattern: benchmarks draw
+values at random.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def find_sums(
         column_place - offsets(column_counts)[owner],
     )
     pushed = pushes[owner]
-    # What the owners are told: (place, column of theirs) of each entry of W.
+    # What the owners receive: (place, column of theirs) of each entry of W.
     request = torch.stack([place, column - bounds[owner]], 1)
     lone = torch.zeros_like(pushed)
     lone[_first_of_each(column_place)] = True  # a row of B is asked for once

@@ -14,7 +14,7 @@ number of set bits below its own.
 
 ``stack`` 2 is our own: windows of sixteen rows, whose tiles are two of eight rows that share their
 columns. TCOffset and TCLocalBit then have two elements per tile, 2t and 2t + 1; the rest is the
-same. Rows of B that both halves need are read once (docs/explanation/notes/acc.md tells when that
+same. Rows of B that both halves need are read once (docs/explanation/notes/acc.md says when that
 pays). It is also WCSR's smallest window (formats/wcsr.py).
 
 Slots past a window's last column repeat that column with zero bits, so a kernel that loads their

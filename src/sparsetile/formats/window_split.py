@@ -201,9 +201,8 @@ def cheapest_partition(
 ) -> Partition | None:
     """The same from the costs of rows and of the windows that begin at them.
 
-    None if a bound shows that every split costs more than ``most``. By the model, the best split of
-    95, 90 and 76 of 95 real matrices does not pay on an H200 at N = 32, 128 and 512 in float32; the
-    bound shows it for 87, 77 and 68 of them.
+    None if a bound shows that every split costs more than ``most``, as it does for most matrices
+    (docs/explanation/notes/planning.md).
     """
     from sparsetile.reorder.cheapest_windows import cheapest_windows, least_cost
 

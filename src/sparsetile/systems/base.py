@@ -1,4 +1,4 @@
-"""The interface of a system: tells whether it can, predicts, builds once, and runs many times."""
+"""The interface of a system: what it can run, its predicted time, its build and its runner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class System(ABC):
     ordered: ClassVar[bool] = False  # whether it visits rows in the plan's order
     # Device types whose exact system it is: its runners are :class:`ExactRunner`.
     exact_on: ClassVar[tuple[str, ...]] = ()
-    # Device types where predicting and building take about as long as the exact system's.
+    # Device types on which predicting and building take about as long as the exact system's.
     quick_on: ClassVar[tuple[str, ...]] = ()
     rounds_to_tf32: ClassVar[bool] = False  # takes float32 only if torch allows TF32
     follows_tf32: ClassVar[bool] = False  # rounds float32 to TF32 if and only if torch allows it

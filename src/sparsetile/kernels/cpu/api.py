@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.kernels.cpu.memory import HUGE_BYTES, empty_output
 from sparsetile.kernels.cpu.pool import run_shared
+
+if TYPE_CHECKING:
+    from sparsetile.kernels.cpu.machine_code import Kernel
 
 __all__ = [
     "Prepared", "add_products", "arrays_fit", "prepare_product", "product_of_arrays",
@@ -42,12 +44,14 @@ _PANEL_BYTES = 512
 # Narrower products cost as much as this many columns: one vector register.
 _LEAST_COLUMNS = 16
 
-_SCALAR = {torch.float32: np.float32, torch.float64: np.float64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# What tells a kernel the type of row pointers or columns.
-_ZERO: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
-_ONE = {dtype: scalar(1) for dtype, scalar in _SCALAR.items()}
-_NONE = {dtype: scalar(0) for dtype, scalar in _SCALAR.items()}
+# The numbers that a kernel takes (`entries`).
+_LAYOUTS = {
+    name: struct.Struct(f"=14q{rest}")
+    for name, rest in {
+        "spmm_sum": "2d4q", "spmm_extremum": "3q", "spmm_won": "4q", "sddmm": "q",
+    }.items()
+}  # fmt: skip
 _TwoCounters = ctypes.c_int64 * 2  # tasks that were claimed; whether an index is wrong
 
 
@@ -62,30 +66,13 @@ def cache_bytes(level: int) -> int:
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    from sparsetile.kernels.cpu import loops  # numba takes half a second to import
+def _kernel(name: str, indptr: torch.dtype, indices: torch.dtype, element: torch.dtype) -> Kernel:
+    """Return a compiled kernel of these types."""
+    from sparsetile.kernels.cpu.machine_code import load_kernel  # imports LLVM
 
-    return loops
-
-
-@functools.cache
-def _sum_kernel(indptr: torch.dtype, indices: torch.dtype, element: torch.dtype) -> Any:
-    """Return the compiled sum of these types.
-
-    A call of the kernel itself would look at the types of all arguments, nested tuples among them:
-    two thirds of its fixed time.
-    """
-    from numba import types
-
-    number, pair = types.int64, types.UniTuple(types.int64, 2)
-    sparse = types.Tuple(
-        [number] * 4 + [getattr(types, str(each)[6:]) for each in (indptr, indices)]
+    return load_kernel(
+        name, *(str(each).removeprefix("torch.") for each in (indptr, indices, element))
     )
-    scalar = getattr(types, str(element)[6:])
-    return _kernels().spmm_sum.compile((
-        number, types.UniTuple(number, 4), sparse, pair, pair, number, scalar, scalar,
-        *[types.boolean] * 3, number,
-    ))  # fmt: skip
 
 
 def spmm_sum(
@@ -144,10 +131,11 @@ class Prepared(NamedTuple):
     Keep the tensors as long as it is used.
     """
 
-    kernel: Any
+    kernel: Kernel
+    layout: struct.Struct
     threads: int
     schedule: tuple[int, int, int, int]
-    sparse: tuple[Any, ...]
+    sparse: tuple[int, int, int, int]
     b_stride: int
     columns: int
     arguments: tuple[Any, ...]
@@ -159,19 +147,21 @@ class Prepared(NamedTuple):
         kernel.
         """
         counters = _TwoCounters()
-        arguments = (
+        packed = self.layout.pack(
             ctypes.addressof(counters),
-            self.schedule,
-            self.sparse,
-            (b, self.b_stride),
-            (C.data_ptr(), C.stride(0)),
+            *self.schedule,
+            *self.sparse,
+            b,
+            self.b_stride,
+            C.data_ptr(),
+            C.stride(0),
             self.columns,
             *self.arguments,
         )
         if self.threads == 1:
-            self.kernel(*arguments)
+            self.kernel(packed)
         else:
-            run_shared(self.kernel, arguments, (counters, C, *owners), self.threads)
+            run_shared(self.kernel, (packed,), (counters, C, *owners), self.threads)
         return not counters[1]
 
 
@@ -194,11 +184,10 @@ def prepare_product(
     threads = _threads(rows, nnz, columns)
     schedule = (bounds.data_ptr(), rows, bounds.shape[0] - 1, threads)
     sparse = _sparse(indptr, indices, values, nnz)
-    scalar = _SCALAR[B.dtype]
-    options = (*_hints(rows, nnz, k, columns, B.dtype), -1)
-    arguments = (scalar(alpha), scalar(beta), mean, *options)
-    kernel = _sum_kernel(indptr.dtype, indices.dtype, B.dtype)
-    return Prepared(kernel, threads, schedule, sparse, stride, columns, arguments)
+    arguments = (alpha, beta, mean, *_hints(rows, nnz, k, columns, B.dtype), -1)
+    kernel = _kernel("spmm_sum", indptr.dtype, indices.dtype, B.dtype)
+    layout = _LAYOUTS["spmm_sum"]
+    return Prepared(kernel, layout, threads, schedule, sparse, stride, columns, arguments)
 
 
 def product_of_arrays(
@@ -227,13 +216,20 @@ def product_of_arrays(
         threads = _threads(rows, nnz, columns)
         few = threads == 1 and columns <= _LEAST_COLUMNS
         chunks = min(_CHUNKS, 1 + nnz // _CHECKED) if few else _CHUNKS
-        one, zero = _ONE[dtype], _NONE[dtype]
-        made = Prepared(
-            _sum_kernel(indptr.dtype, indices.dtype, dtype), threads, (0, rows, chunks, threads),
-            _sparse(indptr, indices, values, nnz), B.stride(0), columns,
-            (one, zero, mean, *_hints(rows, nnz, cols, columns, dtype), cols),
+        # As in Prepared, which takes longer to make than a small product.
+        counters = _TwoCounters()
+        packed = _LAYOUTS["spmm_sum"].pack(
+            ctypes.addressof(counters), 0, rows, chunks, threads,
+            indptr.data_ptr(), indices.data_ptr(), 0 if values is None else values.data_ptr(), nnz,
+            B.data_ptr(), B.stride(0), out.data_ptr(), columns, columns,
+            1.0, 0.0, mean, *_hints(rows, nnz, cols, columns, dtype), cols,
         )  # fmt: skip
-        if not made(B.data_ptr(), out, (indptr, indices, values, B)):
+        kernel = _kernel("spmm_sum", indptr.dtype, indices.dtype, dtype)
+        if threads == 1:
+            kernel(packed)
+        else:
+            run_shared(kernel, (packed,), (counters, out, indptr, indices, values, B), threads)
+        if counters[1]:
             return None
     return out if wide else out[:, 0]
 
@@ -262,16 +258,16 @@ def sampled_product_of_arrays(
     out = torch.zeros(indices.shape[0], dtype=dtype)
     if indices.shape[0]:
         owners = (indptr, indices, None, None, _readable(G, dtype), _readable(B, dtype), out)
-        _launch(_kernels().sddmm, owners, B.shape[1], (out.data_ptr(), _NONE[dtype]))
+        _launch("sddmm", dtype, owners, B.shape[1], (out.data_ptr(),))
     return out
 
 
-def _sparse(indptr: Tensor, indices: Tensor, values: Tensor | None, nnz: int) -> tuple[Any, ...]:
+def _sparse(
+    indptr: Tensor, indices: Tensor, values: Tensor | None, nnz: int
+) -> tuple[int, int, int, int]:
     """Return A as kernels take it."""
-    return (
-        indptr.data_ptr(), indices.data_ptr(), 0 if values is None else values.data_ptr(), nnz,
-        _ZERO[indptr.dtype], _ZERO[indices.dtype],
-    )  # fmt: skip
+    pointer = 0 if values is None else values.data_ptr()
+    return indptr.data_ptr(), indices.data_ptr(), pointer, nnz
 
 
 def _hints(rows: int, nnz: int, k: int, columns: int, dtype: torch.dtype) -> tuple[bool, bool]:
@@ -286,6 +282,8 @@ def _hints(rows: int, nnz: int, k: int, columns: int, dtype: torch.dtype) -> tup
 def _threads(rows: int, nnz: int, columns: int) -> int:
     """Return the threads that pay for themselves."""
     work = (nnz + _ROW_COST * rows) * max(columns, _LEAST_COLUMNS)
+    if work < WORK_PER_THREAD:  # the quickest
+        return 1
     return max(1, min(torch.get_num_threads(), 1 + work // WORK_PER_THREAD))
 
 
@@ -318,9 +316,9 @@ def spmm_extremum(
     B, values = _readable(B, dtype), _values(values, dtype)
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=False)
     positions = arg if _in_place(arg, torch.int32) else _staging(arg, torch.int32, copy=False)
-    arguments = ((positions.data_ptr(), positions.stride(0)), bool(maximum), _SCALAR[dtype](0))
+    arguments = (positions.data_ptr(), positions.stride(0), maximum)
     owners = (indptr, indices, values, bounds, B, target, positions)
-    _launch(_kernels().spmm_extremum, owners, columns, arguments)
+    _launch("spmm_extremum", dtype, owners, columns, arguments)
     if target is not out:
         out.copy_(target)
     if positions is not arg:
@@ -359,10 +357,9 @@ def spmm_won(
     grad, values, arg = _readable(grad, dtype), _values(values, dtype), arg.contiguous()
     order, starts = order.contiguous(), starts.contiguous()
     target = out if _in_place(out, dtype) else _staging(out, dtype, copy=False)
-    places = (arg.data_ptr(), arg.stride(0))
-    arguments = (order.data_ptr(), starts.data_ptr(), places, _SCALAR[dtype](0))
+    arguments = (order.data_ptr(), starts.data_ptr(), arg.data_ptr(), arg.stride(0))
     owners = (indptr, indices, values, bounds, grad, target, order, starts, arg)
-    _launch(_kernels().spmm_won, owners, grad.shape[1], arguments)
+    _launch("spmm_won", dtype, owners, grad.shape[1], arguments)
     if target is not out:
         out.copy_(target)
 
@@ -388,12 +385,14 @@ def sddmm(
     direct = out.dtype == dtype and out.is_contiguous() and not out.is_neg()
     target = out if direct else torch.empty(out.shape, dtype=dtype)
     owners = (indptr, indices, None, bounds, G, B, target)
-    _launch(_kernels().sddmm, owners, B.shape[1], (target.data_ptr(), _SCALAR[dtype](0)))
+    _launch("sddmm", dtype, owners, B.shape[1], (target.data_ptr(),))
     if target is not out:
         out.copy_(target)
 
 
-def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]) -> None:
+def _launch(
+    name: str, dtype: torch.dtype, owners: tuple[Any, ...], columns: int, arguments: tuple[Any, ...]
+) -> None:
     """Turn tensors into addresses and run the kernel on as many threads as pay off."""
     indptr, indices, values, bounds, first, second = owners[:6]
     rows, nnz = indptr.numel() - 1, indices.numel()
@@ -402,7 +401,10 @@ def _launch(kernel: Any, owners: tuple[Any, ...], columns: int, arguments: tuple
     if bounds is not None:
         schedule = (bounds.data_ptr(), rows, bounds.numel() - 1, threads)
     sparse = _sparse(indptr, indices, values, nnz)
-    made = Prepared(kernel, threads, schedule, sparse, first.stride(0), columns, arguments)
+    kernel = _kernel(name, indptr.dtype, indices.dtype, dtype)
+    made = Prepared(
+        kernel, _LAYOUTS[name], threads, schedule, sparse, first.stride(0), columns, arguments
+    )
     made(first.data_ptr(), second, owners)
 
 

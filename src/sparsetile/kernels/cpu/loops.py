@@ -11,21 +11,17 @@ the same bit for bit from run to run, for any number of threads and any split of
 Longer than a file should be: the three kernels share their units and blocks of columns, and each
 kind of block is written out, because numba takes its width for a constant of the function.
 
-``api.py`` makes all checks.
+``entries.py`` compiles the kernels, ``api.py`` makes all checks.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 
-from sparsetile.core.numba_cache import entry_point, inlined, inner
-from sparsetile.kernels.cpu import vector as cpu_vector
+from sparsetile.core.numba_cache import inlined, inner
 from sparsetile.kernels.cpu.vector import (
     UNIT_BYTES,
     add,
@@ -76,7 +72,7 @@ _STRIP = 64
 # A chunk with this many times the mean number of entries is split by columns.
 _HEAVY = 4
 
-# Arguments of the entry points: addresses, counts, and zeros of the types of indptr and indices.
+# Arguments of the kernels: addresses, counts, and zeros of the types of indptr and indices.
 Schedule = tuple[int, int, int, int]  # bounds or 0, rows, number of chunks, parts of a heavy chunk
 Sparse = tuple[int, int, int, int, Any, Any]  # indptr, indices, values or 0, nnz, both types
 Dense = tuple[int, int]  # matrix, row stride in elements
@@ -92,14 +88,6 @@ _SORTED, _LENGTHS, _SHORT = 128, 16, 12
 _LISTS, _COUNTS = (_LENGTHS + 1) * _SORTED, (_LENGTHS + 1) * 8  # bytes
 # Cost of a row besides its entries, in entries, if chunks are searched (as in balance.row_chunks).
 ROW_COST = 4
-
-_DIGEST = hashlib.sha256(
-    Path(__file__).read_bytes() + Path(cpu_vector.__file__).read_bytes()
-).hexdigest()[:12]
-
-
-def _entry_point(function: Callable[..., Any]) -> Any:
-    return entry_point(function, _DIGEST, scalars=True)
 
 
 @inlined
@@ -450,7 +438,7 @@ def _strip_end(row: int, stop: int, A: Sparse) -> int:
     return end
 
 
-@_entry_point
+@inner
 def spmm_sum(
     counter: int,
     schedule: Schedule,
@@ -618,7 +606,7 @@ def _extremum(maximum: bool) -> Any:
 _largest, _smallest = _extremum(True), _extremum(False)
 
 
-@_entry_point
+@inner
 def spmm_extremum(
     counter: int,
     schedule: Schedule,
@@ -645,7 +633,7 @@ def spmm_extremum(
             _smallest(row, stop, j, end, work)
 
 
-@_entry_point
+@inner
 def spmm_won(
     counter: int,
     schedule: Schedule,
@@ -726,7 +714,7 @@ def _dot(g: int, b: int, n: int, later: int, like: Any) -> Any:
     return result if _MASKS or j == n else _dot_rest(g, b, j, n, result)
 
 
-@_entry_point
+@inner
 def sddmm(
     counter: int, schedule: Schedule, A: Sparse, G: Dense, B: Dense, n: int, out: int, like: Any
 ) -> None:

@@ -37,7 +37,7 @@ def _rows(tensors: Tensors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class CPURunner(ExactRunner):
-    """Imports numba at the first product, not with the package."""
+    """Imports LLVM, and numba if it has to compile, at the first product."""
 
     def spmm(
         self, tensors: Tensors, values: Tensor | None, packed: Tensors | None, B: Tensor,
