@@ -59,6 +59,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_find",
         "(given.kind, pattern_key, *asked) -> (pattern_key, *asked)",
     ): "pattern keys of edges and of matrices differ without it",
+    (
+        "nn/fresh.py",
+        "FreshGraph.spend",
+        "(n, dtype) -> (n,)",
+    ): "the cost is not found and computed again in each call",
 }
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

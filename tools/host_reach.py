@@ -29,7 +29,11 @@ LEAST_EACH = 12  # places that are drawn of each package
 TESTS_SECONDS = 80.0
 FILE_LIMIT = 900.0
 # Tests of other folders that concern the packages.
-OTHER_TESTS = ("contracts/test_systems.py",)
+OTHER_TESTS = (
+    "contracts/test_systems.py",
+    # Code for GPUs, run on the host.
+    *(f"emulator/test_{name}.py" for name in ("fresh_graph", "fresh_layers", "intake")),
+)
 _CHILD = (
     "import sys; sys.path[:0] = [sys.argv.pop(1)]; "
     "from tools.host_runner import main; sys.exit(main(sys.argv[1:]))"

@@ -65,6 +65,22 @@ def test_values_that_kernels_cannot_read_are_left_to_plans(on_gpu, values):
         assert fresh_product(sparse(on_gpu, values), on_gpu(B)) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda each: torch.stack([each, each], 1)[:, 0],  # apart in memory
+        lambda each: each.to(torch.int16),
+        lambda each: each.reshape(1, -1),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_indices_that_kernels_cannot_read_are_left_to_plans(on_gpu, place, change):
+    parts = [INDPTR, INDICES]
+    parts[place] = change(parts[place])
+    A = (*map(on_gpu, parts), on_gpu(VALUES), (4, 5))
+    assert fresh_product(A, on_gpu(B)) is None
+
+
 def test_what_a_product_found_wrong_is_raised_by_the_next(on_gpu, wrong_column):
     A = arrays(on_gpu)
     st.spmm(A, on_gpu(B))

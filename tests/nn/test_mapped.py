@@ -129,7 +129,8 @@ def test_gradients_have_gradients(name, width, edge_index):
 
     given = (x, *(each.detach().clone().requires_grad_() for each in weights))
     assert torch.autograd.gradcheck(call, given)
-    assert torch.autograd.gradgradcheck(call, given)
+    # Along random directions: one element after the other would take ten times as long.
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

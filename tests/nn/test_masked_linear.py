@@ -110,6 +110,10 @@ def test_memory_is_values_and_bits_and_copies_are_said(prefer):
     assert layer.memory()["dense copy"] == (64 * 128 * 2 if prefer == "speed" else 0)
 
 
+def test_one_weight_that_is_kept_leaves_no_sparsity():
+    assert MaskedLinear.from_dense(torch.tensor([[2.0]])).sparsity == 0.0
+
+
 def test_memory_counts_the_bias():
     for bias in (True, False):
         layer = MaskedLinear.from_linear(nn.Linear(32, 48, bias=bias), sparsity=0.5)

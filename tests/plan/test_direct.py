@@ -265,9 +265,9 @@ def test_without_memory_for_a_schedule_products_go_on(monkeypatch, on_the_host):
 
 def test_a_bias_is_as_wide_as_the_sums():
     plan = st.plan(A.double(), 8, expected_runs=3)
-    bias = torch.full((60,), 2.0**-40, dtype=torch.float64)
-    found = plan.linear(B.double().T, bias=bias)
-    assert torch.equal(found, (FULL.double() @ B.double()).T + bias)
+    bias = torch.full((8,), 1 + 2.0**-40, dtype=torch.float64)
+    found = plan.run(B.double(), bias=bias)
+    assert torch.equal(found, FULL.double() @ B.double() + bias)
 
 
 def test_the_report_says_how_long_a_schedule_took():
