@@ -118,9 +118,13 @@ def _voltrix_suite() -> str:
 
 
 def _graph_speedups(name: str, system: str, widths: Sequence[int], dtype: str = "float32") -> str:
-    found = [select(name, system, n=n, dtype=dtype) for n in widths]
-    means = " / ".join(mean(r.get("speedup") for r in records) for records in found)
-    return f"{means} ({len(found[0])} graphs)"
+    """Means on the graphs that have a record at each width."""
+    found = [
+        {r["matrix"]: r["speedup"] for r in select(name, system, n=n, dtype=dtype)} for n in widths
+    ]
+    graphs = set.intersection(*map(set, found))
+    means = " / ".join(mean(ratios[graph] for graph in graphs) for ratios in found)
+    return f"{means} ({len(graphs)} graphs)"
 
 
 def _voltrix_graphs() -> str:
@@ -263,6 +267,11 @@ def _rsh(order: str) -> str:
     parts = [mean(core_ratios("rsh", "float16", order, n)) for n in widths]
     every = mean(v for n in widths for v in core_ratios("rsh", "float16", order, n))
     return f"{every} ({' / '.join(parts)}), order `{order}`"
+
+
+def _rsh_graphs() -> str:
+    ours = _graph_speedups("rsh_graphs.jsonl", "rsh", (64, 256, 512), "float16")
+    return f"{ours}, N = 64 / 256 / 512; core matrices {_rsh('identity')} (`rsh_core.json`)"
 
 
 def _bytes(pairs: Sequence[tuple[str, str]]) -> str:
@@ -501,7 +510,7 @@ READINGS: dict[str, Callable[[], str]] = {
     "brp/fig11": _brp_bytes,
     "brp/fig12": lambda: _gcn("brp", "brp-1x4"),
     "rsh/tab1": lambda: _graphs("rsh.jsonl"),
-    "rsh/fig10": lambda: _rsh("identity"),
+    "rsh/fig10": _rsh_graphs,
     "rsh/fig12": lambda: _rsh("locality"),
     "rsh/fig13": lambda: _bytes([("RS-Tile, 8 rows, thresholds", "BitTCF and schedule")]),
     "rsh/fig14": _thresholds,
