@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -251,13 +254,22 @@ def test_non_finite_inputs_stay_in_the_blocks_that_meet_them(way, monkeypatch):
     assert torch.equal(y[1], torch.zeros_like(y[1]))
 
 
-@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
-def test_nothing_past_the_last_token_is_read(way, monkeypatch):
-    forced(monkeypatch, way)
+def multiply_guarded_tokens(way: str) -> None:
     layer = layer_of(256, 512, 64, 0.5, torch.bfloat16)
     x = integers(5, 512, dtype=torch.bfloat16)
-    with torch.no_grad(), guarded_on_gpu(x) as last:
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad(), guarded_on_gpu(x) as last:
+        forced(patch, way)
         assert torch.equal(layer(last).float(), exact(layer, x).bfloat16().float())
+
+
+@pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
+def test_nothing_past_the_last_token_is_read(way: str):
+    """In a process of its own: such a read ends all CUDA work of a process."""
+    script = f"from {__name__} import multiply_guarded_tokens as run; run({way!r})"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 200])
