@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsetile.engines.rows import runner
 from sparsetile.kernels import grouping as kernels
 from sparsetile.launch import columns, faults, grouping
-from sparsetile.layers import gat, gat_launches, gat_layer, grouped_rows
+from sparsetile.layers import edge_attention, gat, gat_launches, gat_layer, grouped_rows
 from sparsetile.nn import cache, clear_graph_cache, fresh, heads
 from sparsetile.nn.fresh import FreshGraph
 from tests.emulator.build import host_compiler
@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[
     """Edges of the host are grouped, as those of a GPU are. Yields the graphs that are made."""
     words = torch.zeros(4, dtype=torch.int64)
     modules = (
-        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, runner,
+        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, edge_attention, runner,
     )  # fmt: skip
     load_on_host(
         monkeypatch, folder, *modules, processors=one_processor, machine=h200,

@@ -96,12 +96,14 @@ class GroupedRows:
         All parts, at ``places``.
     at : int
         Its address.
+
+    ``ordered``: whether the number of each entry among the edges is kept.
     """
 
     def __init__(
-        self, shape: tuple[int, int], entries: int, like: Tensor, origin: GroupedRows | None = None
-    ) -> None:
-        ordered = origin is not None
+        self, shape: tuple[int, int], entries: int, like: Tensor,
+        origin: GroupedRows | None = None, ordered: bool = True,
+    ) -> None:  # fmt: skip
         self.shape, self.entries, self.lists = shape, entries, Lists.of(entries, shape[0])
         self.places = _Places.of(shape[0], entries, self.lists, ordered)
         self.memory = like.new_empty(self.places.size, dtype=torch.int32)
@@ -110,6 +112,11 @@ class GroupedRows:
         # Weak, so that no reference cycle delays freeing the memory.
         self._origin = None if origin is None else weakref.ref(origin)
         self._values: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    @property
+    def order(self) -> Tensor:
+        """Number of each entry, int64 [entries]: among the edges, or A's entries."""
+        return self.wide_part("order", self.entries)
 
     @property
     def columns_at(self) -> int:
@@ -209,7 +216,7 @@ class GroupedRows:
 
 def group_edges(
     edge_index: Tensor, by_target: bool, shape: tuple[int, int], loops: bool,
-    transpose: bool = False,
+    transpose: bool = False, ordered: bool = False,
 ) -> GroupedRows:  # fmt: skip
     """Return edges as entries of rows ``edge_index[by_target]``, in their order in each row.
 
@@ -227,12 +234,14 @@ def group_edges(
         Whether to replace self-loops by one for each row, at its end; the matrix is square.
     transpose : bool
         Whether to make the transpose in the same launch.
+    ordered : bool
+        Whether to keep each entry's number among the edges; self-loops that were added come last.
     """
     given = edge_index.contiguous()
     edges, size = given.shape[1], given.element_size()
     first = given.data_ptr()
     numbers = (first, first + edges * size)
-    made = GroupedRows(shape, edges + (min(shape) if loops else 0), given)
+    made = GroupedRows(shape, edges + (min(shape) if loops else 0), given, ordered=ordered)
     if transpose:
         made._transposed = GroupedRows(shape[::-1], made.entries, given, made)
     sources = (*(numbers[::-1] if by_target else numbers), 0)

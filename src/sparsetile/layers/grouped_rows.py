@@ -237,8 +237,7 @@ def flat_rows(rows: GroupedRows, differentiable: bool) -> tuple[list[Tensor], st
     for each in (rows, rows.transposed) if differentiable else (rows,):
         parts = each.tensors()
         if each.is_transpose:
-            order = each.wide_part("order", each.entries)
-            tensors += [order, order[:0]]
+            tensors += [each.order, each.order[:0]]
         tensors += [parts["indptr"], *parts.values()]
         recipes.append([_recipe(each.shape, each.entries, each.lists, tuple(parts)), None])
     return tensors, json.dumps(recipes)

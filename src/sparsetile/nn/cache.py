@@ -3,8 +3,8 @@
 A graph is found by the fingerprint of its tensors (``intake.fingerprint``). It is kept while those
 tensors live. At most ``MAX_GRAPHS`` are kept.
 
-Edges without weights that come to a GPU for the first time become a :class:`FreshGraph`
-(``nn/fresh.py``), which needs no plan; a :class:`Graph` takes its place once a plan pays.
+Edges that come to a GPU for the first time become a :class:`FreshGraph` (``nn/fresh.py``), which
+needs no plan; a :class:`Graph` takes its place once a plan pays.
 
 Mini-batches bring a new graph at every step. If the last graph was freed after a few calls, the
 next one is taken as short-lived. If the layer needs only sums and means, it becomes a
@@ -26,7 +26,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import from_coordinates
-from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
+from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key, values_key
 from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.launch.faults import forget_when_wrong, raise_faults
 from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
@@ -66,6 +66,8 @@ def _learn(entry: _Entry) -> None:
 # have no weights, request -> (fingerprint, key of the graph).
 _graphs = Kept[_Entry](MAX_GRAPHS, ended=_learn)
 _CALLS, _RECENT = "calls", "recent"
+# Fresh graphs of edges with weights know the number of each entry's edge.
+_ORDERED = "ordered"
 
 
 def is_short_lived(edges: Tensor) -> bool:
@@ -127,6 +129,7 @@ def find_graph(
         )  # fmt: skip
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
+    fresh = fresh and given.kind == "edges" and takes_fresh(given.pattern, loops, size)
     graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh)
     if isinstance(graph, SampledGraph):
         if only_reduces and given.weight is None:
@@ -157,14 +160,18 @@ def find_fresh(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str,
     loops: Loops,
 ) -> FreshGraph | None:  # fmt: skip
-    """As :func:`find_graph` for edges without weights on a GPU that need no plan yet, else None."""
-    plain = given.kind == "edges" and given.weight is None and given.pattern.device == device
-    if not (plain and takes_fresh(given.pattern, loops, size) and plain_call()):
+    """As :func:`find_graph` for edges on a GPU that need no plan yet, else None."""
+    edges = given.pattern
+    if given.kind != "edges" or edges.device != device:
         return None
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not takes_fresh(edges, loops, size) or not plain_call() or torch.jit.is_tracing():
         return None
-    found, _ = find_graph(layer, given, size, device, flow=flow, loops=loops, fresh=True)
-    return found if isinstance(found, FreshGraph) else None
+    _check_size(layer, given, size)
+    found, _ = _find(layer, given, size, flow, loops, False, True)
+    if not isinstance(found, FreshGraph):
+        return None
+    found.note_stream()
+    return found
 
 
 def _find(
@@ -179,16 +186,19 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
-    fresh = fresh and edges and given.weight is None and takes_fresh(matrix, loops, shape)
     as_sampled = only_reduces and edges and given.weight is None and loops == "keep" and not fresh
+    ordered = fresh and given.weight is not None
     if fresh:
         raise_faults()
     # Products of a SampledGraph sort and transpose it: each thread and stream has its own.
-    asked = (shape, flow, loops, _here(matrix.device) if as_sampled else None)
-    if edges and given.weight is None:
+    own = _here(matrix.device) if as_sampled else None
+    asked = (shape, flow, loops, _ORDERED if ordered else own)
+    if edges and (given.weight is None or ordered):
         again = _find_again(matrix, asked)
         if again is not None and not _outlived(again, fresh):
-            return again, None
+            return again, values_key(given.weight)
+        if again is not None and ordered:  # what has plans takes weights in any order
+            return _find(layer, given, size, flow, loops, only_reduces)
     counted = edges and counter_tells(matrix)
     if as_sampled and counted and _Regime.short_lived and _graphs.noted(matrix) is None:
         sampled = make_sampled(layer, matrix, flow == "source_to_target", shape)
@@ -213,13 +223,15 @@ def _find(
     with _graphs.lock:
         found = _graphs.get(key)
         if found is not None and _outlived(found.graph, fresh):
+            if ordered:
+                return _find(layer, given, size, flow, loops, only_reduces)
             planned = _make(layer, given, shape, flow, loops, False)
             planned.calls = found.graph.calls
             planned.replaces(found.graph)
             found = _graphs.keep(key, _Entry(pattern_key, planned), matrix)
         if found is None:
             if fresh:
-                made = make_fresh(layer, matrix, flow, loops, shape)
+                made = make_fresh(layer, matrix, flow, loops, shape, ordered)
             else:
                 made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
             # The tensor's content has changed: drop its old graph.
@@ -229,7 +241,7 @@ def _find(
             made.short_lived = _Regime.short_lived
             found = _graphs.keep(key, _Entry(pattern_key, made), matrix)
         found.graph.calls += 1
-        if counted and given.weight is None:
+        if counted and (given.weight is None or ordered):
             _expect(matrix, asked, key)
     return found.graph, values_key
 

@@ -56,8 +56,8 @@ def _run(
     if torch.is_autocast_enabled(dense.device.type):
         with torch.autocast(dense.device.type, enabled=False):
             return _run(dense, edges, weight, size, how, transposed)
-    if how.reduce == "convolve":
-        given = Given("edges", edges, weight)
+    if how.reduce == "convolve" and weight is None:
+        given = Given("edges", edges)
         fresh = find_fresh(how.layer, given, size, dense.device, flow=how.flow, loops=how.loops)
         out = None if fresh is None else fresh.convolve(dense, how.normalize, transposed)
         if out is not None:

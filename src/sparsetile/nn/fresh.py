@@ -19,16 +19,20 @@ from torch import Tensor
 from sparsetile.cache.fresh import PLAN_SECONDS, PRODUCTS_OF_A_STEP, SHARE, direct_seconds
 from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.intake.canonical import from_coordinates
+from sparsetile.intake.identity import is_trained, values_key
 from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.kernels.grouping import MEAN, SYMMETRIC, VALUE_TYPES
 from sparsetile.launch.faults import raise_faults
 from sparsetile.launch.grouping import MOST_GROUPED, GroupedRows, group_edges
 from sparsetile.layers.grouped_rows import extremum, flat_rows, product, takes_width, won
-from sparsetile.nn.graph import Graph, Loops, Weights, building
+from sparsetile.layers.normalise import normalised_values
+from sparsetile.nn.fresh_weights import FreshWeights, last_loops, rows_of_entries
+from sparsetile.nn.graph import MAX_VALUES, Graph, Loops, Weights, building
 from sparsetile.nn.sampled import edge_names, of_canonical, unwatched
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
+from sparsetile.plan.valued import takes_valued, valued_product
 
 __all__ = ["GROUPED_ON", "FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
 
@@ -41,17 +45,22 @@ _lock = threading.RLock()
 class FreshPair:
     """A reduction over a fresh graph's edges and its gradient, as :class:`~plan.pair.Pair` is.
 
-    ``symmetric``: entries count 1 over the square roots of the entries of both nodes' rows.
+    ``symmetric``: entries count 1 over the square roots of the entries of both nodes' rows. Of a
+    sum, entries may have ``weights`` instead, which have no gradient here.
     """
 
     def __init__(
         self, graph: FreshGraph, reduce: str, dtype: torch.dtype, symmetric: bool,
-        differentiable: bool,
+        differentiable: bool, weights: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.reduce, self.dtype = graph, reduce, dtype
         self._symmetric, self._differentiable = symmetric, differentiable
+        self._weights = weights if weights is None or weights.dtype is dtype else weights.to(dtype)
 
     def _values(self, rows: GroupedRows, rule: int | None) -> Tensor | None:
+        if self._weights is not None:
+            turned = rows is not self.graph.by_target
+            return self._weights.index_select(0, rows.order) if turned else self._weights
         return None if rule is None else self.graph.values(rows, rule, self.dtype)
 
     def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -131,13 +140,15 @@ _apply_reduced = apply_of(_Reduced)
 class FreshGraph(Graph):
     """Edges that a GPU groups by target; see the module's docstring.
 
-    Only for reductions of unweighted edges and for attention: use :attr:`canonical` for all else.
-    Errors begin with ``layer``.
+    Only for reductions of edges and for attention: use :attr:`canonical` for all else. Errors begin
+    with ``layer``. With weights of edges ``rows`` are ordered; ``loop_edge`` is then that of
+    :class:`FreshWeights`.
     """
 
     def __init__(
-        self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device
-    ) -> None:
+        self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device,
+        loop_edge: Tensor | None = None,
+    ) -> None:  # fmt: skip
         # Only what callers read: a fresh graph is made at every step.
         self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
         self.multiplicity, self.loops = None, loops
@@ -147,6 +158,10 @@ class FreshGraph(Graph):
         self._spent = 0.0
         self._costs: dict[tuple[int, torch.dtype], float] = {}
         self._flat: dict[bool, tuple[list[Tensor], str]] = {}
+        self._rows: Tensor | None = None
+        self._loop_edge = loop_edge
+        self._weight_map: FreshWeights | None = None
+        self._kept: dict[Hashable, Tensor] = {}  # values of entries
         # What is made on one stream is read there, until another one asks: then the host waits.
         self._stream = current_stream_handle(device_index(device))
         self._shared = False
@@ -158,6 +173,8 @@ class FreshGraph(Graph):
             turned = self.by_target.known_transpose
             both = (self.by_target,) if turned is None else (self.by_target, turned)
             self._let_go(part for rows in both for part in rows.memories())
+            parts = [self._rows, self._loop_edge, *self._kept.values()]
+            self._let_go(parts if self._weight_map is None else [*parts, *self._weight_map.tensors])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -233,6 +250,67 @@ class FreshGraph(Graph):
             self._canonical = Graph(csr)
         return self._canonical
 
+    # -- entries, and their values --------------------------------------------------------------
+
+    @property
+    def rows(self) -> Tensor:
+        """Target of each entry, int64 [entries]; some target of entries that are in no row."""
+        if self._rows is None:
+            self._rows = self._made(lambda: rows_of_entries(self.by_target))
+        return self._rows
+
+    def to_entries(self, values: Tensor) -> Tensor:
+        """Bring [edges] to [entries]; of rows that are ordered. Differentiable."""
+        return values.index_select(0, self.by_target.order)
+
+    def convolution_values(
+        self, weight: Tensor, fill: float, normalize: bool, dtype: torch.dtype
+    ) -> Weights:
+        """Return the values of a convolution whose edges have weights, in float32 at least."""
+
+        def compute() -> Tensor:
+            mapped = self._weight_map
+            if mapped is None:
+                made = lambda: FreshWeights(self.by_target, self._loop_edge)  # noqa: E731
+                mapped = self._weight_map = self._made(made)
+            if not normalize:
+                return mapped.entries(weight.to(dtype), fill)
+            return normalised_values(mapped, weight, fill, dtype)
+
+        if is_trained(weight):
+            return Weights(None, compute())
+        return self.keep_values(("gcn", fill, normalize, dtype), values_key(weight), compute)
+
+    def keep_values(
+        self, name: Hashable, values_key: Hashable, compute: Callable[[], Tensor]
+    ) -> Weights:
+        """As :meth:`Graph.keep_values`."""
+        key = name, values_key, current_stream_handle(device_index(self._device))
+        found = self._kept.get(key)
+        if found is None or capturing(self._device):
+            with torch.inference_mode(False), torch.no_grad():
+                found = compute()
+            if capturing(self._device):
+                return Weights(None, found)
+            if len(self._kept) >= MAX_VALUES:
+                self._kept.clear()
+            self._kept[key] = found
+        return Weights(key, found)
+
+    def _weighted(
+        self, x: Tensor, weights: Weights, reduce: str, bias: Tensor | None, relu: bool
+    ) -> Tensor | None:
+        """Return relu(reduced x + bias) with gradients of the weights; None if the canonical graph
+        must compute it."""
+        if torch.is_autocast_enabled(GROUPED_ON) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(GROUPED_ON))
+        values = weights.values if weights.values.dtype is x.dtype else weights.values.to(x.dtype)
+        if not self._takes(x) or not takes_valued(x, values, bias, reduce):
+            return None
+        needs = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
+        flat = self.rows_plan(x.shape[1], needs)
+        return valued_product(flat, values, x, bias, reduce, 1.0, relu)
+
     def _takes(self, x: Tensor) -> bool:
         return (
             type(x) in (Tensor, torch.nn.Parameter)
@@ -248,12 +326,17 @@ class FreshGraph(Graph):
         self, width: int, dtype: torch.dtype, reduce: str, name: Hashable,
         weights: Callable[[], Weights | None], differentiable: bool,
     ) -> FreshPair | None:  # fmt: skip
-        """As :meth:`Graph.pair`; a ``name`` stands for the symmetric normalisation."""
+        """As :meth:`Graph.pair`; a ``name`` without weights is the symmetric normalisation."""
         if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(GROUPED_ON)
         if dtype not in VALUE_TYPES or not takes_width(self.by_target, width):
             return None
-        return FreshPair(self, reduce, dtype, name is not None, differentiable)
+        given = None if name is None else weights()
+        if given is None:
+            return FreshPair(self, reduce, dtype, name is not None, differentiable)
+        if reduce != "sum" or given.key is None:
+            return None
+        return FreshPair(self, reduce, dtype, False, differentiable, given.values)
 
     def reduce_edges(
         self, x: Tensor, reduce: str, symmetric: bool, bias: Tensor | None, relu: bool
@@ -280,9 +363,11 @@ class FreshGraph(Graph):
     ) -> Tensor:  # fmt: skip
         if weights is None:
             found = self.reduce_edges(x, reduce, False, bias, relu)
-            if found is not None:
-                return found
-        weights, reduce = of_canonical(self.canonical, weights, reduce)
+        else:
+            found = self._weighted(x, weights, reduce, bias, relu)
+        if found is not None:
+            return found
+        weights, reduce = self._canonical_weights(weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
     def convolve(self, dense: Tensor, symmetric: bool, transposed: bool) -> Tensor | None:
@@ -295,10 +380,26 @@ class FreshGraph(Graph):
     def gradient(
         self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
     ) -> Tensor:
-        if weights is None and self._takes(grad):
-            return FreshPair(self, reduce, grad.dtype, False, False).plain_gradient(grad, None)
-        weights, reduce = of_canonical(self.canonical, weights, reduce)
+        if (weights is None or reduce == "sum") and self._takes(grad):
+            values = None if weights is None else weights.values
+            pair = FreshPair(self, reduce, grad.dtype, False, False, values)
+            return pair.plain_gradient(grad, None)
+        weights, reduce = self._canonical_weights(weights, reduce)
         return self.canonical.gradient(grad, weights, reduce=reduce)
+
+    def _canonical_weights(
+        self, weights: Weights | None, reduce: str
+    ) -> tuple[Weights | None, str]:
+        """Return values and reduction of the canonical graph's entries, of sums and means."""
+        whole = self.canonical
+        if weights is None:
+            return of_canonical(whole, None, reduce)
+        values = weights.values[: whole.edge_count]
+        if reduce == "mean" and whole.multiplicity is not None:
+            reduce = "sum"
+            counts = self.by_target.wide_part("indptr", self.shape[0] + 1).diff()
+            values = values / counts[self.rows[: whole.edge_count]].to(values.dtype)
+        return Weights(None, whole.to_entries(values)), reduce
 
     def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
         self.spend(n, torch.float32, differentiable)
@@ -326,11 +427,15 @@ def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
 
 
 def make_fresh(
-    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int]
+    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int], ordered: bool
 ) -> FreshGraph:
-    """Return edges as a fresh graph. Errors begin with ``layer``."""
+    """Return edges as a fresh graph, ``ordered`` if they have weights. Errors begin with
+    ``layer``."""
     refuse_capture(layer, edges.device, "Call the layer once before the capture")
-    trains = torch.is_grad_enabled()
+    trains, replaces, loop_edge = torch.is_grad_enabled(), loops == "replace", None
     with unwatched():
-        rows = group_edges(edges, flow == "source_to_target", shape, loops == "replace", trains)
-    return FreshGraph(rows, layer, flow, loops, edges.device)
+        rows = group_edges(edges, flow == "source_to_target", shape, replaces, trains, ordered)
+        if ordered and replaces:
+            with torch.no_grad():
+                loop_edge = last_loops(edges, min(shape))
+    return FreshGraph(rows, layer, flow, loops, edges.device, loop_edge)

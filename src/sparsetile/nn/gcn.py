@@ -176,10 +176,22 @@ class GCNConv(nn.Module):
         graph = find_fresh("GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops)
         if graph is None:
             return None
-        name = "gcn" if self.normalize else None
-        out = mapped_product(graph, "sum", name, lambda: None, x, self.lin, None, None, self.bias)
-        if out is not None:
-            return out.relu() if relu else out
+        weights: Weights | None = None
+        name: Hashable = "gcn" if self.normalize else None
+        if given.weight is not None:
+            fill, dtype = 2.0 if self.improved else 1.0, torch.promote_types(x.dtype, torch.float32)
+            weights = graph.convolution_values(given.weight, fill, self.normalize, dtype)
+            name = weights.key
+        if weights is None or name is not None:
+            out = mapped_product(
+                graph, "sum", name, lambda: weights, x, self.lin, None, None, self.bias
+            )
+            if out is not None:
+                return out.relu() if relu else out
+        if weights is not None:
+            if self.out_channels <= x.shape[-1]:
+                return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
+            return self._map(graph.aggregate(x, weights), relu)
         if self.out_channels <= x.shape[-1]:
             return graph.reduce_edges(self.lin(x), "sum", self.normalize, self.bias, relu)
         wide = graph.reduce_edges(x, "sum", self.normalize, None, False)

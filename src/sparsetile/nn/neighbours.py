@@ -78,8 +78,9 @@ def reduction(
     if traces(given, reduce):
         return TracedEdges(given, size, How(layer, flow, reduce)), reduce, None  # type: ignore[return-value]
     graph, values_key = find_graph(
-        layer, given, size, device, flow=flow, only_reduces=True, fresh=True
-    )
+        layer, given, size, device, flow=flow, only_reduces=True,
+        fresh=given.weight is None or reduce in ("sum", "mean"),
+    )  # fmt: skip
     parallel = graph.multiplicity is not None
     if given.weight is None:
         if not parallel or reduce == "sum":
