@@ -63,7 +63,7 @@ APART = 0.01
 PATHS = (("pyg", "pyg csr", "ours"), ("patch", "captured", "pyg captured"))
 # Layer -> how a module makes it; PyG multiplies a CSR tensor in the first ones.
 LAYERS: dict[str, Callable[[Any, int, int, bool], nn.Module]] = {
-    "gcn": lambda M, f, h, last: M.GCNConv(f, h, cached=True),
+    "gcn": lambda M, f, h, last: M.GCNConv(f, h),
     "sage": lambda M, f, h, last: M.SAGEConv(f, h),
     "gin": lambda M, f, h, last: M.GINConv(nn.Linear(f, h)),
     "sage max": lambda M, f, h, last: M.SAGEConv(f, h, aggr="max"),

@@ -35,7 +35,8 @@ def made(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[
     """Edges of the host are grouped, as those of a GPU are. Yields the graphs that are made."""
     words = torch.zeros(4, dtype=torch.int64)
     modules = (
-        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, edge_attention, runner,
+        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, edge_attention,
+        runner,
     )  # fmt: skip
     load_on_host(
         monkeypatch, folder, *modules, processors=one_processor, machine=h200,

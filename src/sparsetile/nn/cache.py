@@ -218,7 +218,7 @@ def _find(
         made: Graph = _make(layer, given, shape, flow, loops, as_sampled)
         made.short_lived = True  # it cannot be found again
         return made, object()
-    pattern_key, values_key = prints
+    pattern_key, of_values = prints
     key = (given.kind, pattern_key, *asked)
     with _graphs.lock:
         found = _graphs.get(key)
@@ -243,7 +243,7 @@ def _find(
         found.graph.calls += 1
         if counted and (given.weight is None or ordered):
             _expect(matrix, asked, key)
-    return found.graph, values_key
+    return found.graph, of_values
 
 
 def _forget_fresh() -> None:
