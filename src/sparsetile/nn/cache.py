@@ -7,7 +7,7 @@ Edges that come to a GPU for the first time become a :class:`FreshGraph` (``nn/f
 needs no plan; a :class:`Graph` takes its place once a plan pays.
 
 Mini-batches bring a new graph at every step. If the last graph was freed after a few calls, the
-next one is taken as short-lived. If the layer needs only sums and means, it becomes a
+next one is taken as short-lived. On a CPU, if the layer needs only sums and means, it becomes a
 :class:`SampledGraph` (``nn/sampled.py``). Otherwise one untuned plan (``plan(tune="none")``) serves
 all widths. A graph that is used longer gets its own plans.
 """
@@ -27,7 +27,6 @@ from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import from_coordinates
 from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key, values_key
-from sparsetile.jit.loader import current_stream_handle, device_index
 from sparsetile.launch.faults import forget_when_wrong, raise_faults
 from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
@@ -190,8 +189,8 @@ def _find(
     ordered = fresh and given.weight is not None
     if fresh:
         raise_faults()
-    # Products of a SampledGraph sort and transpose it: each thread and stream has its own.
-    own = _here(matrix.device) if as_sampled else None
+    # Products of a SampledGraph sort and transpose it: each thread has its own.
+    own = threading.get_ident() if as_sampled else None
     asked = (shape, flow, loops, _ORDERED if ordered else own)
     if edges and (given.weight is None or ordered):
         again = _find_again(matrix, asked)
@@ -268,12 +267,6 @@ def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
     if len(recent) >= MAX_GRAPHS:
         recent.clear()
     recent[asked] = (tensor_key(edges), key)
-
-
-def _here(device: torch.device) -> tuple[int, int]:
-    """The current thread and stream."""
-    stream = current_stream_handle(device_index(device)) if device.type == "cuda" else 0
-    return threading.get_ident(), stream
 
 
 def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
