@@ -129,14 +129,14 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
 
 
 def edges_fingerprint(
-    edges: Tensor, weight: Tensor | None, shape: tuple[int, int], *, counted: bool
+    edges: Tensor, weight: Tensor | None, shape: tuple[int, int], key: Hashable | None
 ) -> tuple[Hashable, Hashable]:
     """A quicker version for ``(edges, weight, shape)`` with checked types and sizes.
 
-    ``counted`` is the result of :func:`counter_tells` for the edges.
+    ``key`` is the edges' :func:`tensor_key` if :func:`counter_tells` of their writes, else None.
     """
-    pattern = tensor_key(edges) if counted else _digest(edges)
-    return ("edges", pattern, shape), values_key(weight)
+    pattern = _digest(edges) if key is None else key
+    return ("edges", pattern, shape), None if weight is None else values_key(weight)
 
 
 def is_trained(values: Any) -> bool:

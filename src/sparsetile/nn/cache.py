@@ -112,13 +112,14 @@ def clear_graph_cache() -> None:
 def find_graph(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *,
     flow: str = "source_to_target", loops: Loops = "keep", only_reduces: bool = False,
-    fresh: bool = False,
+    fresh: bool = False, values: tuple[int, torch.dtype] | None = None,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     """Return the graph of an input, from the cache or new, and the key of its weights.
 
     Errors begin with ``layer``. ``size`` (sources, targets) and ``device`` are those of x. If the
     caller uses only :meth:`Graph.aggregate`, a short-lived graph may be a :class:`SampledGraph`;
-    with ``fresh`` a new one on a GPU may be a :class:`FreshGraph`.
+    with ``fresh`` a new one on a GPU may be a :class:`FreshGraph`, which makes ``values``
+    (``fresh_values``) at once.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -129,7 +130,7 @@ def find_graph(
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
     fresh = fresh and given.kind == "edges" and takes_fresh(given.pattern, loops, size)
-    graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh)
+    graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh, values)
     if isinstance(graph, SampledGraph):
         if only_reduces and given.weight is None:
             return graph, values_key
@@ -157,25 +158,23 @@ def find_sampled(
 
 def find_fresh(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str,
-    loops: Loops,
-) -> FreshGraph | None:  # fmt: skip
-    """As :func:`find_graph` for edges on a GPU that need no plan yet, else None."""
+    loops: Loops, values: tuple[int, torch.dtype] | None = None,
+) -> tuple[Graph, Hashable] | None:  # fmt: skip
+    """As :func:`find_graph` with ``fresh`` for eager calls with edges on a GPU, else None."""
     edges = given.pattern
     if given.kind != "edges" or edges.device != device:
         return None
     if not takes_fresh(edges, loops, size) or not plain_call() or torch.jit.is_tracing():
         return None
     _check_size(layer, given, size)
-    found, _ = _find(layer, given, size, flow, loops, False, True)
-    if not isinstance(found, FreshGraph):
-        return None
-    found.note_stream()
+    found = _find(layer, given, size, flow, loops, False, True, values)
+    found[0].note_stream()
     return found
 
 
 def _find(
     layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops, only_reduces: bool,
-    fresh: bool = False,
+    fresh: bool = False, values: tuple[int, torch.dtype] | None = None,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
@@ -192,24 +191,30 @@ def _find(
     # Products of a SampledGraph sort and transpose it: each thread has its own.
     own = threading.get_ident() if as_sampled else None
     asked = (shape, flow, loops, _ORDERED if ordered else own)
+    notes, stamp = None, None
     if edges and (given.weight is None or ordered):
-        again = _find_again(matrix, asked)
-        if again is not None and not _outlived(again, fresh):
-            return again, values_key(given.weight)
-        if again is not None and ordered:  # what has plans takes weights in any order
-            return _find(layer, given, size, flow, loops, only_reduces)
+        notes = _graphs.noted(matrix)
+        if notes is not None:
+            stamp = tensor_key(matrix)
+            again = _find_again(notes, asked, stamp)
+            if again is not None and not _outlived(again, fresh):
+                return again, None if given.weight is None else values_key(given.weight)
+            if again is not None and ordered:  # what has plans takes weights in any order
+                return _find(layer, given, size, flow, loops, only_reduces)
     counted = edges and counter_tells(matrix)
-    if as_sampled and counted and _Regime.short_lived and _graphs.noted(matrix) is None:
+    if as_sampled and counted and _Regime.short_lived and notes is None:
         sampled = make_sampled(layer, matrix, flow == "source_to_target", shape)
         if sampled is not None:
             # The tensor is new, so its graph is too: no fingerprint is needed.
             own_key = ("sampled", id(matrix), asked)
             sampled.calls = 1
             _graphs.keep(own_key, _Entry(own_key, sampled), matrix)
-            _expect(matrix, asked, own_key)
+            _expect(matrix, asked, tensor_key(matrix), own_key)
             return sampled, None
+    if counted and stamp is None:
+        stamp = tensor_key(matrix)
     prints = (
-        edges_fingerprint(matrix, given.weight, shape, counted=counted)
+        edges_fingerprint(matrix, given.weight, shape, stamp if counted else None)
         if edges
         else fingerprint(matrix)
     )
@@ -230,7 +235,7 @@ def _find(
             found = _graphs.keep(key, _Entry(pattern_key, planned), matrix)
         if found is None:
             if fresh:
-                made = make_fresh(layer, matrix, flow, loops, shape, ordered)
+                made = make_fresh(layer, matrix, flow, loops, shape, ordered, values)
             else:
                 made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
             # The tensor's content has changed: drop its old graph.
@@ -241,7 +246,7 @@ def _find(
             found = _graphs.keep(key, _Entry(pattern_key, made), matrix)
         found.graph.calls += 1
         if counted and (given.weight is None or ordered):
-            _expect(matrix, asked, key)
+            _expect(matrix, asked, stamp, key)
     return found.graph, of_values
 
 
@@ -261,21 +266,18 @@ def _outlived(graph: Graph, fresh: bool) -> bool:
     return isinstance(graph, FreshGraph) and (not fresh or graph.pays)
 
 
-def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
+def _expect(edges: Tensor, asked: Hashable, stamp: Hashable, key: Hashable) -> None:
     """Let ``_find_again`` find a graph without the key of its content."""
     recent = _graphs.notes(edges).setdefault(_RECENT, {})
     if len(recent) >= MAX_GRAPHS:
         recent.clear()
-    recent[asked] = (tensor_key(edges), key)
+    recent[asked] = (stamp, key)
 
 
-def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
+def _find_again(notes: dict[Hashable, Any], asked: Hashable, stamp: Hashable) -> Graph | None:
     """Return the graph that was made of the same tensor, unless the tensor has changed."""
-    notes = _graphs.noted(edges)
-    recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
-    if recent is None or recent[0] != tensor_key(edges):
-        return None
-    if (found := _graphs.get(recent[1])) is None:
+    recent = notes.get(_RECENT, {}).get(asked)
+    if recent is None or recent[0] != stamp or (found := _graphs.get(recent[1])) is None:
         return None
     found.graph.calls += 1
     return found.graph

@@ -34,7 +34,9 @@ from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
 from sparsetile.plan.valued import takes_valued, valued_product
 
-__all__ = ["GROUPED_ON", "FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
+__all__ = [
+    "GROUPED_ON", "FreshGraph", "FreshPair", "fresh_values", "make_fresh", "takes_fresh",
+]  # fmt: skip
 
 # Devices whose edges are grouped.
 GROUPED_ON = "cuda"
@@ -145,13 +147,14 @@ class FreshGraph(Graph):
     :class:`FreshWeights`.
     """
 
+    short_lived, planned, weighted, multiplicity = True, None, False, None
+
     def __init__(
         self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device,
         loop_edge: Tensor | None = None,
     ) -> None:  # fmt: skip
         # Only what callers read: a fresh graph is made at every step.
-        self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
-        self.multiplicity, self.loops = None, loops
+        self.calls, self.loops = 0, loops
         self.by_target = rows
         self._layer, self._flow, self._device = layer, flow, device
         self._canonical: Graph | None = None
@@ -413,6 +416,14 @@ class FreshGraph(Graph):
         return None
 
 
+def fresh_values(rule: int, x: Tensor) -> tuple[int, torch.dtype] | None:
+    """Return the values that products of ``x`` need, as :func:`group_edges` takes them."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
+        dtype = torch.get_autocast_dtype(GROUPED_ON)
+    return (rule, dtype) if dtype in VALUE_TYPES else None
+
+
 def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
     """Whether a GPU can group these edges, and may."""
     count = edges.shape[1]
@@ -427,14 +438,16 @@ def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
 
 
 def make_fresh(
-    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int], ordered: bool
-) -> FreshGraph:
-    """Return edges as a fresh graph, ``ordered`` if they have weights. Errors begin with
-    ``layer``."""
+    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int], ordered: bool,
+    values: tuple[int, torch.dtype] | None,
+) -> FreshGraph:  # fmt: skip
+    """Return edges as a fresh graph, ``ordered`` if they have weights; ``values`` are those that
+    are surely needed. Errors begin with ``layer``."""
     refuse_capture(layer, edges.device, "Call the layer once before the capture")
     trains, replaces, loop_edge = torch.is_grad_enabled(), loops == "replace", None
     with unwatched():
-        rows = group_edges(edges, flow == "source_to_target", shape, replaces, trains, ordered)
+        by_target = flow == "source_to_target"
+        rows = group_edges(edges, by_target, shape, replaces, trains, ordered, values)
         if ordered and replaces:
             with torch.no_grad():
                 loop_edge = last_loops(edges, min(shape))

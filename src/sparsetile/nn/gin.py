@@ -93,7 +93,7 @@ class GINConv(nn.Module):
         given = read_input("GINConv", edge_index, None, self.flow).without_weight()
         sources, targets, sizes = pair_of("GINConv", x, size, self.flow, given)
         features("GINConv", "x", sources, -1)
-        graph, _, weights = reduction("GINConv", given, sizes, sources.device, self.flow, "sum")
+        graph, _, weights = reduction("GINConv", given, sizes, sources, self.flow, "sum")
         if targets is None:
             return self.nn(graph.aggregate(sources, weights))
         factor = self._factor()

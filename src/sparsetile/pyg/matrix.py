@@ -64,7 +64,7 @@ class Edges:
         if planned and x.device.type in LEFT_TO_PYG and is_short_lived(given.pattern):
             return reasons.SHORT_LIVED
         try:
-            return cls(reduce, *reduction(function, given, size, x.device, flow, reduce))
+            return cls(reduce, *reduction(function, given, size, x, flow, reduce))
         except ValueError as error:
             return reasons.first_sentence(error)
 
@@ -114,9 +114,7 @@ def _matrix_product(src: Any, other: Tensor, reduce: str) -> Tensor | str:
         return reasons.SIZES
     flow, size = "source_to_target", (shape[1], shape[0])
     given = read_input("spmm", src, None, flow)
-    graph, over_entries, weights = reduction(
-        "spmm", given, size, other.device, flow, REDUCES[reduce]
-    )
+    graph, over_entries, weights = reduction("spmm", given, size, other, flow, REDUCES[reduce])
     return graph.aggregate(other, weights, reduce=over_entries)
 
 
