@@ -194,9 +194,10 @@ def _find(
     notes, stamp = None, None
     if edges and (given.weight is None or ordered):
         notes = _graphs.noted(matrix)
-        if notes is not None:
+        recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
+        if recent is not None:  # of a tensor whose writes are counted
             stamp = tensor_key(matrix)
-            again = _find_again(notes, asked, stamp)
+            again = _find_again(recent, stamp)
             if again is not None and not _outlived(again, fresh):
                 return again, None if given.weight is None else values_key(given.weight)
             if again is not None and ordered:  # what has plans takes weights in any order
@@ -274,10 +275,9 @@ def _expect(edges: Tensor, asked: Hashable, stamp: Hashable, key: Hashable) -> N
     recent[asked] = (stamp, key)
 
 
-def _find_again(notes: dict[Hashable, Any], asked: Hashable, stamp: Hashable) -> Graph | None:
+def _find_again(recent: tuple[Hashable, Hashable], stamp: Hashable) -> Graph | None:
     """Return the graph that was made of the same tensor, unless the tensor has changed."""
-    recent = notes.get(_RECENT, {}).get(asked)
-    if recent is None or recent[0] != stamp or (found := _graphs.get(recent[1])) is None:
+    if recent[0] != stamp or (found := _graphs.get(recent[1])) is None:
         return None
     found.graph.calls += 1
     return found.graph
