@@ -164,7 +164,7 @@ class FreshGraph(Graph):
         self._rows: Tensor | None = None
         self._loop_edge = loop_edge
         self._weight_map: FreshWeights | None = None
-        self._kept: dict[Hashable, Tensor] = {}  # values of entries
+        self._weighted_values: dict[Hashable, Tensor] = {}  # values of entries
         # What is made on one stream is read there, until another one asks: then the host waits.
         self._stream = current_stream_handle(device_index(device))
         self._shared = False
@@ -176,7 +176,7 @@ class FreshGraph(Graph):
             turned = self.by_target.known_transpose
             both = (self.by_target,) if turned is None else (self.by_target, turned)
             self._let_go(part for rows in both for part in rows.memories())
-            parts = [self._rows, self._loop_edge, *self._kept.values()]
+            parts = [self._rows, self._loop_edge, *self._weighted_values.values()]
             self._let_go(parts if self._weight_map is None else [*parts, *self._weight_map.tensors])
 
     @property
@@ -289,15 +289,15 @@ class FreshGraph(Graph):
     ) -> Weights:
         """As :meth:`Graph.keep_values`."""
         key = name, values_key, current_stream_handle(device_index(self._device))
-        found = self._kept.get(key)
+        found = self._weighted_values.get(key)
         if found is None or capturing(self._device):
             with torch.inference_mode(False), torch.no_grad():
                 found = compute()
             if capturing(self._device):
                 return Weights(None, found)
-            if len(self._kept) >= MAX_VALUES:
-                self._kept.clear()
-            self._kept[key] = found
+            if len(self._weighted_values) >= MAX_VALUES:
+                self._weighted_values.clear()
+            self._weighted_values[key] = found
         return Weights(key, found)
 
     def _weighted(

@@ -82,6 +82,7 @@ class _Mapped(torch.autograd.Function):
         for_x, for_targets, for_weight, for_bias, for_second, _ = ctx.needs_input_grad
         dtype = pair.dtype
         again = torch.is_grad_enabled()  # gradients of the gradient are wanted
+        d_bias: Tensor | None
         if for_bias and grad.nbytes <= SUMMED_BY_TORCH and not grad.is_neg():
             d_bias = grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
         else:
