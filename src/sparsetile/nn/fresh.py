@@ -278,7 +278,8 @@ class FreshGraph(Graph):
                 mapped = self._weight_map = self._made(made)
             if not normalize:
                 return mapped.entries(weight.to(dtype), fill)
-            return normalised_values(mapped, weight, fill, dtype)
+            values = normalised_values(mapped, weight, fill, dtype)
+            return mapped.inside(values) if values.requires_grad else values
 
         if is_trained(weight):
             return Weights(None, compute())

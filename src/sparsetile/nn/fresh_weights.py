@@ -65,6 +65,12 @@ class FreshWeights(WeightMap):
             self._sources = torch.cat([numbers, loop_edge]).index_select(0, grouped.order)
         self._short = self._sources.int()
         self._by_column: tuple[Tensor, Tensor] | None = None
+        self._outside: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Its tensors other than the matrix."""
+        return super().tensors if self._outside is None else [*super().tensors, self._outside]
 
     @property
     def rows(self) -> Tensor:
@@ -79,8 +85,13 @@ class FreshWeights(WeightMap):
             self._by_column = pointers, turned.order.int()
         return self._by_column
 
+    def inside(self, values: Tensor) -> Tensor:
+        """Return values with 0 for entries in no row, whose gradient nobody computes."""
+        if self._outside is None:
+            grouped = self._grouped
+            self._outside = grouped.part("sorted", grouped.entries) >= grouped.shape[0]
+        return torch.where(self._outside, 0.0, values)
+
     def entries(self, weight: Tensor, fill: float) -> Tensor:
         """As of :class:`WeightMap`; 0 for entries in no row."""
-        grouped = self._grouped
-        outside = grouped.part("sorted", grouped.entries) >= grouped.shape[0]
-        return torch.where(outside, 0.0, super().entries(weight, fill))
+        return self.inside(super().entries(weight, fill))
