@@ -140,7 +140,9 @@ def test_another_stream_waits_and_reads_what_the_first_made():
     assert torch.equal(found, expected) and len(graphs()) == 1
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage max", "gat"])
+@pytest.mark.parametrize(
+    "name", ["gcn", "sage max", "gat", "gatv2", "weighted gcn", "gcn with trained weights"]
+)
 def test_a_captured_step_reads_the_graph_of_the_steps_before(name: str):
     from sparsetile import nn as ours
 

@@ -291,12 +291,12 @@ class FreshGraph(Graph):
         """As :meth:`Graph.keep_values`."""
         key = name, values_key, current_stream_handle(device_index(self._device))
         found = self._weighted_values.get(key)
-        if found is None or capturing(self._device):
+        captured = capturing(self._device)
+        if found is None or captured:  # a CUDA graph computes them at each replay
             with torch.inference_mode(False), torch.no_grad():
                 found = compute()
-            if capturing(self._device):
-                return Weights(None, found)
-            if len(self._weighted_values) >= MAX_VALUES:
+        if not captured:
+            if len(self._weighted_values) >= MAX_VALUES and key not in self._weighted_values:
                 self._weighted_values.clear()
             self._weighted_values[key] = found
         return Weights(key, found)
