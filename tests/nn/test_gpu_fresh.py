@@ -45,6 +45,8 @@ def test_results_and_gradients_are_pyg_s(name: str, dtype: torch.dtype):
     pytest.importorskip("torch_geometric")
     if name in ("sage max", "sage min") and dtype is not torch.float32:
         pytest.skip("equal features of different nodes: PyG takes others")
+    if name == "gatv2" and dtype is torch.bfloat16:
+        pytest.skip("rounded sums beside the bend of the leaky ReLU have the other slope")
     for nodes, edges, out, hub in (
         (30, 60, 4, False),
         (700, 9000, 64, False),
