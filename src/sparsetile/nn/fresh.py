@@ -38,6 +38,9 @@ __all__ = [
     "GROUPED_ON", "FreshGraph", "FreshPair", "fresh_values", "make_fresh", "takes_fresh",
 ]  # fmt: skip
 
+# Calls before which no plan pays: predicting it takes as long as a launch, in each step with a new
+# graph.
+FEW_CALLS = 4
 # Devices whose edges are grouped.
 GROUPED_ON = "cuda"
 
@@ -158,7 +161,7 @@ class FreshGraph(Graph):
         self.by_target = rows
         self._layer, self._flow, self._device = layer, flow, device
         self._canonical: Graph | None = None
-        self._spent = 0.0
+        self._products: dict[tuple[int, torch.dtype], int] = {}  # how many were counted
         self._costs: dict[tuple[int, torch.dtype], float] = {}
         self._flat: dict[bool, tuple[list[Tensor], str]] = {}
         self._rows: Tensor | None = None
@@ -222,20 +225,29 @@ class FreshGraph(Graph):
 
     def spend(self, n: int, dtype: torch.dtype, differentiable: bool) -> None:
         """Count a product of ``n`` columns, with its gradient if it has one."""
+        key = n, dtype
+        count = PRODUCTS_OF_A_STEP - 1 if differentiable else 1
+        self._products[key] = self._products.get(key, 0) + count
+
+    def _cost(self, n: int, dtype: torch.dtype) -> float:
         cost = self._costs.get((n, dtype))
         if cost is None:
             entries = self.by_target.entries
             cost = direct_seconds(*self.shape, entries, n, dtype.itemsize, self._device)
             self._costs[n, dtype] = cost
-        self._spent += cost * (PRODUCTS_OF_A_STEP - 1 if differentiable else 1)
+        return cost
 
     @property
     def pays(self) -> bool:
         """Whether it is time to plan the graph."""
         if capturing(self._device):
             return False
-        plan = PLAN_SECONDS[0] + PLAN_SECONDS[1] * self.by_target.entries
-        return expects_many() or self._spent * SHARE >= plan
+        if expects_many():
+            return True
+        if self.calls < FEW_CALLS:
+            return False
+        spent = sum(count * self._cost(*kind) for kind, count in self._products.items())
+        return spent * SHARE >= PLAN_SECONDS[0] + PLAN_SECONDS[1] * self.by_target.entries
 
     # -- products -------------------------------------------------------------------------------
 
