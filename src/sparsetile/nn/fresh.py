@@ -36,6 +36,7 @@ from sparsetile.plan.valued import takes_valued, valued_product
 
 __all__ = [
     "GROUPED_ON", "FreshGraph", "FreshPair", "fresh_values", "make_fresh", "takes_fresh",
+    "takes_weighted",
 ]  # fmt: skip
 
 # Calls before which no plan pays: predicting it takes as long as a launch, in each step with a new
@@ -435,6 +436,11 @@ def fresh_values(rule: int, x: Tensor) -> tuple[int, torch.dtype] | None:
     if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(GROUPED_ON)
     return (rule, dtype) if dtype in VALUE_TYPES else None
+
+
+def takes_weighted(x: Tensor) -> bool:
+    """Whether edges with weights may be a fresh graph: plans keep the values of other products."""
+    return x.dim() == 2 and x.dtype in VALUE_TYPES
 
 
 def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:

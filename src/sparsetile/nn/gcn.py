@@ -16,7 +16,7 @@ from sparsetile.kernels.grouping import SYMMETRIC
 from sparsetile.layers.normalise import normalised_values, scaled_by_degree
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, sum_only
 from sparsetile.nn.cache import find_fresh, find_graph, find_sampled, note_loops
-from sparsetile.nn.fresh import FreshGraph, fresh_values
+from sparsetile.nn.fresh import FreshGraph, fresh_values, takes_weighted
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
@@ -133,11 +133,12 @@ class GCNConv(nn.Module):
         nodes = x.shape[-2]
         loops: Loops = "append" if given.kind == "matrix" else "replace"
         loops = loops if self.add_self_loops else "keep"
-        counted = self.normalize and given.weight is None
-        known = find_fresh(
-            "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops,
-            values=fresh_values(SYMMETRIC, x) if counted else None,
-        )  # fmt: skip
+        counted, known = self.normalize and given.weight is None, None
+        if given.weight is None or takes_weighted(x):
+            known = find_fresh(
+                "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops,
+                values=fresh_values(SYMMETRIC, x) if counted else None,
+            )  # fmt: skip
         if known is not None and isinstance(known[0], FreshGraph):
             out = self._of_fresh(known[0], x, given, relu)
             if out is not None:

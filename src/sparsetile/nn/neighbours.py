@@ -15,7 +15,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.kernels.grouping import MEAN
 from sparsetile.nn.arguments import features, flow_name
 from sparsetile.nn.cache import find_graph
-from sparsetile.nn.fresh import fresh_values
+from sparsetile.nn.fresh import fresh_values, takes_weighted
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
 from sparsetile.nn.traced import How, TracedEdges, traces
@@ -80,7 +80,7 @@ def reduction(
         return TracedEdges(given, size, How(layer, flow, reduce)), reduce, None  # type: ignore[return-value]
     graph, values_key = find_graph(
         layer, given, size, x.device, flow=flow, only_reduces=True,
-        fresh=given.weight is None or reduce in ("sum", "mean"),
+        fresh=given.weight is None or (reduce in ("sum", "mean") and takes_weighted(x)),
         values=fresh_values(MEAN, x) if reduce == "mean" and given.weight is None else None,
     )  # fmt: skip
     parallel = graph.multiplicity is not None
