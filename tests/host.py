@@ -20,7 +20,7 @@ from sparsetile.launch import staged
 QUESTIONS = {
     "current_device", "current_stream_handle", "device_index", "encode_matrix",
     "ensure_cuda_context", "faults_address", "machine", "on_device", "processors", "record_stream",
-    "scratch", "unused_flag", "zeroed_flag",
+    "scratch", "zeroed_flag",
 }  # fmt: skip
 
 

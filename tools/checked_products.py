@@ -31,14 +31,16 @@ from sparsetile.check.reference import dot_products, reference
 from sparsetile.core.checks import REDUCES
 from sparsetile.core.errors import UnsupportedError
 from sparsetile.intake.csr import FP8, offsets
+from sparsetile.kernels.grouping import MEAN, VALUE_TYPES
 from sparsetile.launch.columns import epilogue_gradient, takes_epilogue_gradient
 from sparsetile.launch.gather import gather_rows, gathers
-from sparsetile.layers.edge_rows import EdgeRows
+from sparsetile.launch.grouping import group_edges
 from sparsetile.layers.graph_attention import (
     ATTENTION_DTYPES,
     attention_layer,
     graph_attention,
 )
+from sparsetile.layers.grouped_rows import product
 from sparsetile.nn import SparseLinear
 from sparsetile.plan.planner import build_plan
 from sparsetile.systems.registry import SYSTEMS, exact_system
@@ -199,10 +201,10 @@ def _pattern(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> N
         seen.product("gradient of the values", found, matrix.gradient(n))
 
 
-def _sampled_graph(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> None:
-    """The pattern as a sampled graph, with edges sorted by row and by column."""
+def _new_graph(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any) -> None:
+    """The pattern as edges that were never seen, sorted by row and by column."""
     csr, edges = matrix.given.with_values(None), matrix.given.nnz
-    if not edges:
+    if not edges or made.dtype not in VALUE_TYPES:
         return
     B = matrix.B[:, :n].to(made.device, made.dtype)
     G = matrix.G[:, :n].to(made.device, made.dtype)
@@ -212,18 +214,15 @@ def _sampled_graph(made: Plan, matrix: _Matrix, n: int, seen: Watched, want: Any
     order = torch.argsort(csr.indices.long() * edges + torch.arange(edges))
     edge_index = torch.stack([csr.indices.long(), csr.row_ids()])
     for how, given in (("edges", edge_index), ("edges in disorder", edge_index[:, order])):
-        given = given.to(made.device)
-        rows = EdgeRows.of_edges(given, True, csr.shape)
+        rows = group_edges(given.to(made.device), True, csr.shape, False)
         products = (
-            ("sum", rows.multiply(B), want["sum"]),
-            ("mean", rows.multiply(B, "rows"), want["mean"]),
-            ("transpose", rows.transposed.multiply(G), want["transpose"]),
+            ("sum", product(rows, None, B), want["sum"]),
+            ("mean", product(rows, None, B, mean=True), want["mean"]),
+            ("transpose", product(rows.transposed, None, G), want["transpose"]),
         )
         for what, C, expected in products:
-            assert C is not None, "the matrix has such rows and columns"
             seen.product(f"{what} of {how}", C, expected[:, :n])
-        C = rows.transposed.multiply(G, "columns")
-        assert C is not None
+        C = product(rows.transposed, rows.transposed.values(MEAN, made.dtype), G)
         seen.near(f"gradient of a mean of {how}", C, turned, sizes)
 
 
@@ -468,7 +467,7 @@ def watch(
                     _gathered(made, matrix, n, seen)
                     _epilogue_gradient(made, matrix, n, seen)
                     if made.device.type == "cuda" and not weighted:
-                        _sampled_graph(made, matrix, n, seen, want)
+                        _new_graph(made, matrix, n, seen, want)
                     if made.device.type == "cuda" and dtype in ATTENTION_DTYPES:
                         _attention(made, matrix, n, weighted, seen)
                         if not weighted and made.shape[0] == made.shape[1]:

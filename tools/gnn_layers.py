@@ -1,6 +1,6 @@
 """Measures training steps of two graph layers: PyG's, PyG's under the patch, ours, and captured.
 
-    python -m tools.gnn_layers --data DIR --out DIR --time-limit 300
+    python -m tools.gnn_layers --data DIR --out DIR --prepare 60 --time-limit 240
 
     python -m tools.gnn_layers --data DIR --out DIR --layers gatv2,transformer,rgcn \
         --graphs "gen:power_law?rows=100000&nnz=1000000&seed=1"
@@ -22,12 +22,13 @@ import argparse
 import contextlib
 import gc
 import itertools
-import json
 import math
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from sparsetile.bench.analysis import geomean
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_table
 from sparsetile.data.catalog import load
+from tools.child_processes import run_within
+from tools.gnn_cells import CELL, Cells
 
 __all__ = ["main"]
 
@@ -53,8 +56,9 @@ GRAPHS = (
 FEATURES, CLASSES, HEADS, RELATIONS = 128, 40, 8, 10
 STEPS = 200  # of which planning is a part, in the ratio of whole trainings
 WARM = 5
+UNTIL_PLANNED = 14  # steps after which a kept graph has its plans
 # Seconds of one of three measurements, and its most steps.
-SECONDS, MOST_STEPS = 0.03, 20
+SECONDS, MOST_STEPS = 0.02, 12
 # Graphs that take turns if each step has another one; each step has a copy.
 TURNS = 8
 # How far losses of paths may be apart after these steps, for rounding of TF32 and bfloat16.
@@ -63,7 +67,7 @@ APART = 0.01
 PATHS = (("pyg", "pyg csr", "ours"), ("patch", "captured", "pyg captured"))
 # Layer -> how a module makes it; PyG multiplies a CSR tensor in the first ones.
 LAYERS: dict[str, Callable[[Any, int, int, bool], nn.Module]] = {
-    "gcn": lambda M, f, h, last: M.GCNConv(f, h, cached=True),
+    "gcn": lambda M, f, h, last: M.GCNConv(f, h),
     "sage": lambda M, f, h, last: M.SAGEConv(f, h),
     "gin": lambda M, f, h, last: M.GINConv(nn.Linear(f, h)),
     "sage max": lambda M, f, h, last: M.SAGEConv(f, h, aggr="max"),
@@ -156,6 +160,12 @@ def _measure(step: Callable[[], Tensor], device: torch.device) -> dict[str, floa
     return {"ms": each * 1e3, "first_s": first, "mb": peak / 2**20, "loss": loss}
 
 
+def _step_only(step: Callable[[], Tensor], device: torch.device) -> dict[str, float]:
+    """Take as many steps as compile all that later ones launch, and measure nothing."""
+    _clock(step, device, UNTIL_PLANNED)
+    return {}
+
+
 @contextlib.contextmanager
 def _patched(wanted: bool) -> Iterator[None]:
     with pyg.patch() if wanted else contextlib.nullcontext():
@@ -165,6 +175,7 @@ def _patched(wanted: bool) -> Iterator[None]:
 def _path(
     name: str, start: dict[str, Tensor], layer: str, hidden: int, dtype: str,
     graphs: Sequence[tuple[Tensor, Tensor]], x: Tensor, labels: Tensor,
+    measure: Callable[[Callable[[], Tensor], torch.device], dict[str, float]],
 ) -> dict[str, float]:  # fmt: skip
     """Measure one path of a cell."""
     import torch_geometric.nn as theirs
@@ -192,12 +203,13 @@ def _path(
 
     with _patched(name == "patch"):
         run = step if "captured" not in name else ours.captured(step, optimizer=optimiser)
-        return _measure(run, device)
+        return measure(run, device)
 
 
 def _measured(
     layer: str, hidden: int, dtype: str, graphs: Sequence[tuple[Tensor, Tensor]],
     paths: Sequence[str],
+    measure: Callable[[Callable[[], Tensor], torch.device], dict[str, float]] = _measure,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Measure some paths of a cell."""
     nodes, device = graphs[0][1].shape[0], graphs[0][0].device
@@ -210,7 +222,7 @@ def _measured(
     found: dict[str, dict[str, Any]] = {}
     for name in paths:
         try:
-            found[name] = _path(name, start, layer, hidden, dtype, graphs, x, labels)
+            found[name] = _path(name, start, layer, hidden, dtype, graphs, x, labels, measure)
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
         gc.collect()
@@ -279,48 +291,6 @@ def _brief(cell: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-_CELL = ("graph", "layer", "hidden", "dtype")
-
-
-class _Record:
-    """The cells of a file, to which each measurement is added at once."""
-
-    def __init__(self, path: Path, first: Callable[[], dict[str, Any]]) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.is_file() else []
-        self._first = lines[0] if lines else json.dumps(first())
-        if not lines:
-            path.write_text(self._first + "\n")
-        self._cells: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for line in lines[1:]:
-            self._merge(json.loads(line))
-
-    @property
-    def cells(self) -> list[dict[str, Any]]:
-        for cell in self._cells.values():
-            _judge(cell)
-        return list(self._cells.values())
-
-    def paths(self, *cell: Any) -> set[str]:
-        """Return the paths of a cell that were measured."""
-        return set(self._cells.get(cell, {}).get("paths", ()))
-
-    def _merge(self, cell: dict[str, Any]) -> None:
-        held = self._cells.setdefault(tuple(cell[name] for name in _CELL), cell)
-        held["paths"] = held["paths"] | cell["paths"]
-
-    def add(self, cell: dict[str, Any]) -> None:
-        self._merge(cell)
-        with self._path.open("a") as file:
-            file.write(json.dumps(cell) + "\n")
-
-    def close(self) -> None:
-        """Write each cell once."""
-        lines = [self._first, *(json.dumps(cell) for cell in self.cells)]
-        self._path.write_text("\n".join(lines) + "\n")
-
-
 def _order(asked: argparse.Namespace) -> Iterator[tuple[str, str, int, str, list[str]]]:
     """Yield graph, layer, width, type and paths, the most telling first."""
     graphs, layers, hidden, dtypes = (
@@ -339,6 +309,21 @@ def _order(asked: argparse.Namespace) -> Iterator[tuple[str, str, int, str, list
             yield name, layer, width, dtype, group
 
 
+def _prepare(asked: argparse.Namespace) -> None:
+    """Step through all cells of ours in processes of their own, one for each graph: kernels are
+    compiled once and kept on disk, so that several processes compile sooner than one."""
+    begun, names = time.perf_counter(), asked.graphs.split(",")
+    same = [
+        "--data", str(asked.data), "--out", str(asked.out), "--layers", asked.layers, "--hidden",
+        asked.hidden, "--dtype", asked.dtype, "--device", asked.device, "--only-prepare",
+        *(["--new"] if asked.new else []),
+    ]  # fmt: skip
+    commands = [[sys.executable, "-m", "tools.gnn_layers", *same, "--graphs", n] for n in names]
+    with ThreadPoolExecutor(len(commands)) as pool:
+        list(pool.map(lambda each: run_within(each, Path.cwd(), asked.prepare), commands))
+    note(f"gnn_layers: prepared in {time.perf_counter() - begun:.0f} s")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     every = [name for group in PATHS for name in group]
     parser = argparse.ArgumentParser(
@@ -353,6 +338,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--paths", default=",".join(every), help=", ".join(every))
     parser.add_argument("--new", action="store_true", help="another graph in each step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--prepare", type=float, default=0.0,
+        help="first compile all kernels, a process for each graph, for at most so many seconds",
+    )  # fmt: skip
+    parser.add_argument("--only-prepare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--time-limit", type=float, default=500.0, help="seconds in all")
     parser.add_argument("--commit", default="", help="commit to record if git is missing")
     asked = parser.parse_args(words)
@@ -365,12 +355,28 @@ def main(words: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()
 
+    graphs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def of(name: str) -> list[tuple[Tensor, Tensor]]:
+        if name not in graphs:
+            graphs[name] = [_graph(name, asked.data, device)]
+            if asked.new:
+                graphs[name] = [_like(*graphs[name][0], seed) for seed in range(TURNS)]
+        return graphs[name]
+
+    if asked.only_prepare:
+        for name, layer, hidden, dtype, group in _order(asked):
+            if "ours" in group:
+                _measured(layer, hidden, dtype, of(name), ["ours"], _step_only)
+        return 0
+
     def first() -> dict[str, Any]:
         about = describe_environment(asked.device) | {"commit": asked.commit or commit()}
         return {"schema": 1, "environment": about}
 
-    record = _Record(asked.out / f"gnn_{'fresh' if asked.new else 'layers'}.jsonl", first)
-    graphs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    if asked.prepare and not asked.only_prepare:
+        _prepare(asked)
+    record = Cells(asked.out / f"gnn_{'fresh' if asked.new else 'layers'}.jsonl", first, _judge)
     left = 0
     for name, layer, hidden, dtype, group in _order(asked):
         missing = [each for each in group if each not in record.paths(name, layer, hidden, dtype)]
@@ -380,11 +386,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if time.perf_counter() > ends:
             left += 1
             continue
-        if name not in graphs:
-            graphs[name] = [_graph(name, asked.data, device)]
-            if asked.new:
-                graphs[name] = [_like(*graphs[name][0], seed) for seed in range(TURNS)]
-        edges, adjacent = graphs[name][0]
+        edges, adjacent = of(name)[0]
         found = _measured(layer, hidden, dtype, graphs[name], missing)
         record.add({
             "graph": name, "nodes": adjacent.shape[0], "edges": edges.shape[1], "layer": layer,
@@ -395,9 +397,9 @@ def main(words: Sequence[str] | None = None) -> int:
     _show(cells)
     for cell in (wrong := [cell for cell in cells if not cell["apart"] <= APART]):
         losses = {name: each.get("loss") for name, each in cell["paths"].items()}
-        note(f"gnn_layers: losses of {[cell[name] for name in _CELL]} differ: {losses}")
+        note(f"gnn_layers: losses of {[cell[name] for name in CELL]} differ: {losses}")
     for cell in (failed := [cell for cell in cells if _our_errors(cell)]):
-        note(f"gnn_layers: {[cell[name] for name in _CELL]} failed: {_our_errors(cell)}")
+        note(f"gnn_layers: {[cell[name] for name in CELL]} failed: {_our_errors(cell)}")
     if left:
         note(f"gnn_layers: {left} measurements not begun; the same command goes on with them")
     return 1 if wrong or failed else 0

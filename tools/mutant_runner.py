@@ -111,7 +111,7 @@ class _Plugin(Progress):
         items[:] = [item for item in items if self._wanted(item)]
 
 
-def _redirect(tree: Path) -> None:
+def redirect(tree: Path) -> None:
     """Make every module of the package use the device tree ``tree``."""
     from sparsetile.jit import source
 
@@ -129,7 +129,7 @@ def _run(job: Job) -> dict[str, Any]:
     if job.root not in sys.path:
         sys.path.insert(0, job.root)
     if job.tree:
-        _redirect(Path(job.tree))
+        redirect(Path(job.tree))
     plugin = _Plugin(job)
     # The cache provider would have all jobs write to one folder of the checkout.
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]

@@ -131,16 +131,12 @@ SUITES = {
     "intake": Suite(("tests/plan/test_gpu_direct.py",), kernel="check_rows"),
     "row lists": Suite(("tests/formats/test_device_rows.py",), kernel="list_rows"),
     "bundles": Suite(("tests/formats/test_device_rows.py",), kernel="pack_bundles"),
-    "blocks": Suite(("tests/layers/test_edge_rows.py",), kernel="spmm_block"),
     "grouped": Suite(
         ("tests/nn/test_gpu_fresh.py",),
         kernel="group_entries",
         first="tests/nn/test_gpu_fresh.py::test_long_rows_are_cut_and_their_pieces_do_not_meet",
     ),
     "normalised values": Suite(("tests/layers/test_normalise.py",), kernel="normalise"),
-    "turned blocks": Suite(
-        ("tests/layers/test_edge_rows.py", "tests/nn/test_blocks.py"), kernel="transpose_block"
-    ),
 }
 
 
@@ -419,17 +415,6 @@ if (same) window = kNoWindow; => window = kNoWindow;  # windows that share a war
 rank += __popc(mask & below(row)) => rank += __popc(mask)  # order inside a column
 fresh && later < end => later < end  # a column that an earlier row has again
 cell.number >= full * p.fixed => cell.number > full * p.fixed  # entries of no slice
-[rows/spmm_block.cu, blocks]
-number < count => number <= count  # one past the last row
-p.targets[i - 1] > row => p.targets[i - 1] > row + 1  # rows that do not ascend
-(last - from + kGroups - 1) / kGroups => (last - from) / kGroups  # last entries of a long row
-Acc(1) / Acc(max(p.divisors[of_b], 1)) => Acc(1)  # gradient of a mean
-if (group == other) => if (group == 0)  # a long row's sum is another's
-[pack/transpose_block.cu, turned blocks]
-lane >= step => lane > step  # running sums of a warp
-bit >= bits => bit + 1 >= bits  # last bit of a digit
-*count = earlier + __popc(alike) => *count = __popc(alike)  # entries of earlier steps
-known == 0 ? before : nearest => nearest  # ends of columns without entries
 [pack/group_entries.cu, grouped]
 p.entries > p.edges && key == other => p.entries > p.edges && key > other  # given self-loops
 lane >= step => lane > step  # running sums of a warp

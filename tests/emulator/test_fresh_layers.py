@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import sparsetile as st
 from sparsetile.engines.rows import runner
 from sparsetile.kernels import grouping as kernels
 from sparsetile.launch import columns, faults, grouping
-from sparsetile.layers import gat, gat_launches, gat_layer, grouped_rows
+from sparsetile.layers import edge_attention, gat, gat_launches, gat_layer, grouped_rows
 from sparsetile.nn import cache, clear_graph_cache, fresh, heads
 from sparsetile.nn.fresh import FreshGraph
+from tests.contracts.cases import MATRICES, csr_of
 from tests.emulator.build import host_compiler
 from tests.emulator.products import load_on_host
 from tests.host import h200, one_processor, unread_scratch
@@ -24,6 +26,7 @@ from tests.nn.fresh_layers import (
     assert_twice_differentiable,
     new_edges,
 )
+from tools import checked_products
 
 pytestmark = pytest.mark.skipif(host_compiler() is None, reason="no g++ here")
 
@@ -35,7 +38,8 @@ def made(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[
     """Edges of the host are grouped, as those of a GPU are. Yields the graphs that are made."""
     words = torch.zeros(4, dtype=torch.int64)
     modules = (
-        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, runner,
+        grouping, grouped_rows, columns, fresh, gat, gat_layer, gat_launches, edge_attention,
+        runner,
     )  # fmt: skip
     load_on_host(
         monkeypatch, folder, *modules, processors=one_processor, machine=h200,
@@ -49,7 +53,6 @@ def made(monkeypatch: pytest.MonkeyPatch, folder: Path, torch_cuda) -> Iterator[
     monkeypatch.setattr(kernels, "_MOST_TILE", 256)
     monkeypatch.setattr(heads, "FUSED_ON", "cpu")
     monkeypatch.setattr(fresh, "GROUPED_ON", "cpu")
-    monkeypatch.setattr(cache, "_here", lambda device: (0, 0))
     found: list[FreshGraph] = []
 
     def noted(layer: str, edges: Tensor, *given: object) -> FreshGraph:
@@ -76,3 +79,13 @@ def test_gradients_of_gradients(made: list[FreshGraph], name: str):
     pytest.importorskip("torch_geometric")
     assert_twice_differentiable(LAYERS[name], new_edges(NODES, EDGES, 3), NODES, "cpu")
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["one by one", "one row", "one column", "odd sizes", "no entries"])
+def test_what_the_checkers_watch_is_right(name: str):
+    matrix = checked_products._Matrix(csr_of(MATRICES[name]()))
+    want, seen = matrix.expected(False), checked_products.Watched()
+    for dtype in (torch.float32, torch.bfloat16):
+        given = st.plan(matrix.given.with_values(None), 7, dtype=dtype, system="cpu")
+        checked_products._new_graph(given, matrix, 7, seen, want)
+    assert seen.products == (16 if matrix.given.nnz else 0)

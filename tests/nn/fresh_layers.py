@@ -12,6 +12,24 @@ from sparsetile import nn as ours
 __all__ = ["LAYERS", "assert_like_pyg", "assert_twice_differentiable", "new_edges"]
 
 FEATURES = 12
+
+
+class _Weighted(nn.Module):
+    """A layer of edges whose weights follow from their nodes, times one that may be trained."""
+
+    def __init__(self, conv: nn.Module, trained: bool = False) -> None:
+        super().__init__()
+        self.conv = conv
+        self.factor = nn.Parameter(torch.ones(1)) if trained else None
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        weight = ((7 * edges[0] + edges[1]) % 5 + 1).to(x.dtype) / 4
+        if self.factor is not None:
+            # PyG's gradient of parallel self-loops goes to all of them, though one is used.
+            weight = torch.where(edges[0] == edges[1], weight, weight * self.factor)
+        return self.conv(x, edges, weight)  # type: ignore[no-any-return]
+
+
 # name -> how a module makes the layer, for features of some width.
 LAYERS = {
     "gcn": lambda M, out: M.GCNConv(FEATURES, out),
@@ -24,6 +42,16 @@ LAYERS = {
     "graph conv": lambda M, out: M.GraphConv(FEATURES, out),
     "gin": lambda M, out: M.GINConv(nn.Linear(FEATURES, out)),
     "gat": lambda M, out: M.GATConv(FEATURES, out // 2, 2),
+    "gatv2": lambda M, out: M.GATv2Conv(FEATURES, out // 2, 2),
+    "transformer": lambda M, out: M.TransformerConv(FEATURES, out // 2, 2),
+    "weighted gcn": lambda M, out: _Weighted(M.GCNConv(FEATURES, out)),
+    "weighted gcn without norm": lambda M, out: _Weighted(
+        M.GCNConv(FEATURES, out, normalize=False)
+    ),
+    "weighted graph conv": lambda M, out: _Weighted(M.GraphConv(FEATURES, out)),
+    "weighted mean": lambda M, out: _Weighted(M.GraphConv(FEATURES, out, aggr="mean")),
+    "gcn with trained weights": lambda M, out: _Weighted(M.GCNConv(FEATURES, out), True),
+    "graph conv with trained weights": lambda M, out: _Weighted(M.GraphConv(FEATURES, out), True),
 }
 
 

@@ -46,6 +46,8 @@ def test_results_and_gradients_are_pyg_s(name: str, dtype: torch.dtype):
     pytest.importorskip("torch_geometric")
     if name in ("sage max", "sage min") and dtype is not torch.float32:
         pytest.skip("equal features of different nodes: PyG takes others")
+    if name == "gatv2" and dtype is torch.bfloat16:
+        pytest.skip("rounded sums beside the bend of the leaky ReLU have the other slope")
     for nodes, edges, out, hub in (
         (30, 60, 4, False),
         (700, 9000, 64, False),
@@ -150,7 +152,9 @@ def test_another_stream_waits_and_reads_what_the_first_made():
     assert torch.equal(found, expected) and len(graphs()) == 1
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage max", "gat"])
+@pytest.mark.parametrize(
+    "name", ["gcn", "sage max", "gat", "gatv2", "weighted gcn", "gcn with trained weights"]
+)
 def test_a_captured_step_reads_the_graph_of_the_steps_before(name: str):
     from sparsetile import nn as ours
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import sparsetile as st
 from sparsetile.core.device import capability
+from sparsetile.jit import source
 from sparsetile.layers.block_layer import BlockLayer
 from sparsetile.layers.block_linear import block_layer, layer_recipe
 from sparsetile.nn import SparseLinear
@@ -265,7 +266,12 @@ def multiply_guarded_tokens(way: str) -> None:
 @pytest.mark.parametrize("way", ["few", "mma", pytest.param("blocks", marks=hopper)])
 def test_nothing_past_the_last_token_is_read(way: str):
     """In a process of its own: such a read ends all CUDA work of a process."""
-    script = f"from {__name__} import multiply_guarded_tokens as run; run({way!r})"
+    script = (
+        f"from {__name__} import multiply_guarded_tokens\n"
+        "from tools.mutant_runner import Path, redirect\n"
+        f"redirect(Path({str(source.DEVICE_TREE)!r}))  # which a mutation run has changed\n"
+        f"multiply_guarded_tokens({way!r})"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )

@@ -468,6 +468,21 @@ def test_graphs_that_pass_by_are_multiplied_as_blocks(monkeypatch):
     assert isinstance(entry.graph, SampledGraph)
 
 
+@pytest.mark.parametrize("aggr, taken", [("mean", False), ("sum", False), ("max", True)])
+def test_few_new_edges_of_a_gpu_are_left_to_pyg(aggr, taken, monkeypatch, constants):
+    constants(matrix, LEFT_TO_PYG=("cpu",), GROUPED_ON="cpu")
+    layer, x = pyg.SAGEConv(WIDTH, 5, aggr=aggr), torch.randn(NODES, WIDTH)
+    for least, expected in ((10**6, taken), (1, True)):
+        constants(matrix, LEAST_NEW=least)
+        clear_graph_cache()
+        monkeypatch.setattr(cache._Regime, "short_lived", True)
+        edge_index = directed_graph()
+        want = layer(x, edge_index)
+        with sparsetile.pyg.patch():
+            torch.testing.assert_close(layer(x, edge_index), want, **CLOSE)
+        assert bool(cache._graphs.values()) == expected
+
+
 def test_normalised_edges_that_someone_changed_are_made_again():
     from torch_geometric.nn.conv import gcn_conv
 

@@ -96,3 +96,20 @@ def test_each_step_may_have_a_graph_of_its_own(quick, tmp_path: Path, monkeypatc
     cell = json.loads(line)
     assert code == 0 and set(cell["paths"]) == {"pyg", "pyg csr", "ours", "patch"}
     assert cell["apart"] <= gnn_layers.APART and len(seen) == len(set(seen)) > 8
+
+
+def test_processes_that_compile_step_through_cells_and_record_nothing(
+    quick, tmp_path: Path, monkeypatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(gnn_layers, "run_within", lambda given, *rest: commands.append(given))
+    _, (_, cell) = run(tmp_path, "--layers", "gcn", "--paths", "ours", "--prepare", "9")
+    assert set(cell["paths"]) == {"ours"} and len(commands) == 1
+    words = commands[0][commands[0].index("tools.gnn_layers") + 1 :]
+    words[words.index("--out") + 1] = str(tmp_path / "none")
+    stepped: list[str] = []
+    monkeypatch.setattr(
+        gnn_layers, "_step_only", lambda step, device: stepped.append(f"{float(step()):.1f}") or {}
+    )
+    assert gnn_layers.main(words) == 0
+    assert len(stepped) == 1 and not (tmp_path / "none").exists()

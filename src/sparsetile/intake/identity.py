@@ -43,7 +43,10 @@ from sparsetile.intake.recognise import Kind, kind_of
 from sparsetile.intake.torch_inputs import components
 from sparsetile.intake.tuples import edge_parts, graph_parts, known_shape, plain_edges
 
-__all__ = ["counter_tells", "edges_fingerprint", "fingerprint", "is_trained", "tensor_key"]
+__all__ = [
+    "counter_tells", "edges_fingerprint", "fingerprint", "is_trained", "tensor_key",
+    "values_key",
+]  # fmt: skip
 
 # Multipliers of splitmix64, as signed 64-bit numbers.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -73,7 +76,7 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
     kind = kind_of(A)
     try:
         if kind is Kind.CSR:
-            return (_key(A.indptr), _key(A.indices), A.shape), _values_key(A.values)
+            return (_key(A.indptr), _key(A.indices), A.shape), values_key(A.values)
         if kind is Kind.PATH:
             status = os.stat(A)
             place = (os.path.realpath(A), status.st_mtime_ns, status.st_size)
@@ -84,14 +87,14 @@ def fingerprint(A: Any) -> tuple[Hashable, Hashable] | None:
             parts = graph_parts("fingerprint", A) if kind is Kind.GRAPH else A
             edges, weight, shape = (A, None, None) if kind is Kind.EDGE_INDEX else edge_parts(parts)
             size = known_shape("fingerprint", edges, shape)
-            return ("edges", _key(plain_edges(edges)), size), _values_key(weight)
+            return ("edges", _key(plain_edges(edges)), size), values_key(weight)
         if kind is Kind.CSR_TUPLE:
             size = matrix_shape("fingerprint", A[3])
-            return ("csr", _key(A[0]), _key(A[1]), size), _values_key(A[2])
+            return ("csr", _key(A[0]), _key(A[1]), size), values_key(A[2])
         if kind is Kind.TORCH_SPARSE:
             rowptr, col, value = A.csr()
             pattern = ("csr", _key(rowptr), _key(col), tuple(A.sparse_sizes()))
-            return pattern, _values_key(value)
+            return pattern, values_key(value)
         if kind is Kind.SCIPY or kind is Kind.CUPYX:
             return _of_scipy(A)
     except (TypeError, ValueError, OSError, RuntimeError):
@@ -126,14 +129,14 @@ def _of_scipy(A: Any) -> tuple[Hashable, Hashable]:
 
 
 def edges_fingerprint(
-    edges: Tensor, weight: Tensor | None, shape: tuple[int, int], *, counted: bool
+    edges: Tensor, weight: Tensor | None, shape: tuple[int, int], key: Hashable | None
 ) -> tuple[Hashable, Hashable]:
     """A quicker version for ``(edges, weight, shape)`` with checked types and sizes.
 
-    ``counted`` is the result of :func:`counter_tells` for the edges.
+    ``key`` is the edges' :func:`tensor_key` if :func:`counter_tells` of their writes, else None.
     """
-    pattern = tensor_key(edges) if counted else _digest(edges)
-    return ("edges", pattern, shape), _values_key(weight)
+    pattern = _digest(edges) if key is None else key
+    return ("edges", pattern, shape), None if weight is None else values_key(weight)
 
 
 def is_trained(values: Any) -> bool:
@@ -146,7 +149,7 @@ def is_trained(values: Any) -> bool:
     )
 
 
-def _values_key(values: Any) -> Hashable:
+def values_key(values: Any) -> Hashable:
     """Return the identity of values, including writes that torch does not count."""
     if is_trained(values):
         return object()

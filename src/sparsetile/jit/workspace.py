@@ -13,15 +13,11 @@ allocated on the stream that uses it, so torch reuses it only for work after the
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["renew_scratch", "scratch", "unused_flag", "zeroed_flag"]
-
-# Flags that are zeroed at once.
-_FLAGS = 1024
+__all__ = ["renew_scratch", "scratch", "zeroed_flag"]
 
 _Buffers = dict[tuple[int, int], tuple[Tensor, Tensor]]
 
@@ -32,7 +28,6 @@ class _Owned(threading.local):
     def __init__(self) -> None:
         self.buffers: _Buffers = {}
         self.flags: dict[tuple[int, int], Tensor] = {}
-        self.unused: dict[tuple[int, int], Iterator[Tensor]] = {}
 
 
 _shared: _Buffers = {}
@@ -95,18 +90,3 @@ def zeroed_flag(device: int, stream: int) -> Tensor:
             flag = _owned.flags[device, stream] = _new_flag(device)
         return flag
     return flag.zero_()
-
-
-def unused_flag(device: int, stream: int) -> Tensor:
-    """Return one int32 that is 0 on the stream and that nobody else gets.
-
-    Many are made at once: a fill costs as much as a launch.
-    """
-    unused = _owned.unused.get((device, stream))
-    flag = None if unused is None else next(unused, None)
-    if flag is None:
-        with torch.inference_mode(False):
-            flags = torch.zeros(_FLAGS, dtype=torch.int32, device=f"cuda:{device}")
-            unused = _owned.unused[device, stream] = iter(flags.unbind(0))
-        flag = next(unused)
-    return flag

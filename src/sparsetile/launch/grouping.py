@@ -7,6 +7,7 @@ of the memory are kept as addresses, because a view costs the host as much as ha
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -74,13 +75,19 @@ class _Places(NamedTuple):
             0, nodes, parents, indptr, order, first, first + entries, first + 2 * entries
         )  # fmt: skip
 
-    def addresses(self, at: int) -> tuple[int, ...]:
-        """Addresses as the kernel takes them, of a direction's memory at an address."""
+    def addresses(self, at: int, values: int = 0) -> tuple[int, ...]:
+        """Addresses as the kernel takes them: of a direction's memory at ``at``, and its values."""
         return (
             at + 4 * self.sorted, at + 4 * self.columns,
             at + 4 * self.order if self.sorted > self.order else 0, at + 4 * self.indptr, at,
-            at + 4 * self.parents, at + 4 * self.nodes, 0,
+            at + 4 * self.parents, at + 4 * self.nodes, values,
         )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes(rows: int, entries: int, ordered: bool) -> tuple[Lists, _Places]:
+    lists = Lists.of(entries, rows)
+    return lists, _Places.of(rows, entries, lists, ordered)
 
 
 class GroupedRows:
@@ -96,14 +103,16 @@ class GroupedRows:
         All parts, at ``places``.
     at : int
         Its address.
+
+    ``ordered``: whether the number of each entry among the edges is kept.
     """
 
     def __init__(
-        self, shape: tuple[int, int], entries: int, like: Tensor, origin: GroupedRows | None = None
-    ) -> None:
-        ordered = origin is not None
-        self.shape, self.entries, self.lists = shape, entries, Lists.of(entries, shape[0])
-        self.places = _Places.of(shape[0], entries, self.lists, ordered)
+        self, shape: tuple[int, int], entries: int, like: Tensor,
+        origin: GroupedRows | None = None, ordered: bool = True,
+    ) -> None:  # fmt: skip
+        self.shape, self.entries = shape, entries
+        self.lists, self.places = _sizes(shape[0], entries, ordered)
         self.memory = like.new_empty(self.places.size, dtype=torch.int32)
         self.at = self.memory.data_ptr()
         self._transposed: GroupedRows | None = None
@@ -112,9 +121,9 @@ class GroupedRows:
         self._values: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @property
-    def columns_at(self) -> int:
-        """Address of the columns, int32 [entries]."""
-        return self.at + 4 * self.places.columns
+    def order(self) -> Tensor:
+        """Number of each entry, int64 [entries]: among the edges, or A's entries."""
+        return self.wide_part("order", self.entries)
 
     @property
     def indptr_at(self) -> int:
@@ -186,30 +195,35 @@ class GroupedRows:
             forward._make_values(rule, dtype)
         return self._values[rule, dtype]
 
-    def _make_values(self, rule: int, dtype: torch.dtype) -> None:
-        key, at, own, other = (rule, dtype), [], self.places, self._transposed
-        for rows in (self, other):
-            wanted = rows is not None and not (rule == MEAN and rows is self)
-            if rows is not None and wanted and key not in rows._values:
-                rows._values[key] = rows.memory.new_empty(rows.entries, dtype=dtype)
-                at.append(rows._values[key].data_ptr())
-            else:
+    def _place_values(self, key: tuple[int, torch.dtype]) -> tuple[int, int]:
+        """Return where values of both directions go, 0 for those that are known or not wanted."""
+        at = []
+        for rows in (self, self._transposed):
+            if rows is None or key in rows._values or (key[0] == MEAN and rows is self):
                 at.append(0)
+            else:
+                made = rows._values[key] = rows.memory.new_empty(rows.entries, dtype=key[1])
+                at.append(made.data_ptr())
+        return at[0], at[1]
+
+    def _make_values(self, rule: int, dtype: torch.dtype) -> None:
+        own, other, at = self.places, self._transposed, self._place_values((rule, dtype))
         device = device_index(self.memory.device)
         blocks = min(-(-self.entries // kernels.GROUP_THREADS), 8 * processors(self.memory.device))
-        turned = _NOTHING if other is None else other.places.addresses(other.at)
+        turned = _NOTHING if other is None else other.places.addresses(other.at, at[1])
         with on_device(device):
             ensure_cuda_context(device)
             _launch(device, True)(
                 current_stream_handle(device), blocks, (0, 0, rule, kernels.VALUE_TYPES[dtype]),
-                0, 0, 0, 0, 0, 0, 0, *own.addresses(self.at)[:-1], at[0], *turned[:-1], at[1],
+                0, 0, 0, 0, 0, 0, 0, *own.addresses(self.at, at[0]), *turned,
                 0, self.entries, *self.shape, 0, 0, 0, 0, 0, 0, 0, 0,
             )  # fmt: skip
 
 
 def group_edges(
     edge_index: Tensor, by_target: bool, shape: tuple[int, int], loops: bool,
-    transpose: bool = False,
+    transpose: bool = False, ordered: bool = False,
+    values: tuple[int, torch.dtype] | None = None,
 ) -> GroupedRows:  # fmt: skip
     """Return edges as entries of rows ``edge_index[by_target]``, in their order in each row.
 
@@ -227,27 +241,36 @@ def group_edges(
         Whether to replace self-loops by one for each row, at its end; the matrix is square.
     transpose : bool
         Whether to make the transpose in the same launch.
+    ordered : bool
+        Whether to keep each entry's number among the edges; self-loops that were added come last.
+    values : (int, torch.dtype), optional
+        Values that are surely needed, as in :meth:`GroupedRows.values`: the same launch makes them.
     """
     given = edge_index.contiguous()
     edges, size = given.shape[1], given.element_size()
     first = given.data_ptr()
     numbers = (first, first + edges * size)
-    made = GroupedRows(shape, edges + (min(shape) if loops else 0), given)
+    made = GroupedRows(shape, edges + (min(shape) if loops else 0), given, ordered=ordered)
     if transpose:
         made._transposed = GroupedRows(shape[::-1], made.entries, given, made)
     sources = (*(numbers[::-1] if by_target else numbers), 0)
-    _group(made, made._transposed, sources, (size == 8, 0, 0, 0), edges)
+    rare = (size == 8, 0, 0, 0)
+    if values is not None:
+        rare = (size == 8, 0, values[0], kernels.VALUE_TYPES[values[1]])
+    _group(made, made._transposed, sources, rare, edges, values=values)
     return made
 
 
 def _group(
     made: GroupedRows, turned: GroupedRows | None, sources: tuple[int, int, int],
     rare: tuple[int, int, int, int], edges: int, *, sorts: bool = True,
+    values: tuple[int, torch.dtype] | None = None,
 ) -> None:  # fmt: skip
     """Launch for both directions, or for the transpose of rows that were sorted."""
     lists, memory = made.lists, made.memory
-    results = made.places.addresses(made.at)
-    others = _NOTHING if turned is None else turned.places.addresses(turned.at)
+    at, turned_at = (0, 0) if values is None else made._place_values(values)
+    results = made.places.addresses(made.at, at)
+    others = _NOTHING if turned is None else turned.places.addresses(turned.at, turned_at)
     rows = 0 if turned is None else turned.lists.rows
     sizes = (edges, made.entries, *made.shape)
     keys = max(made.shape) if turned is not None else made.shape[0]

@@ -58,14 +58,17 @@ class _Prepared:
     def __init__(self, launch: Callable[..., None], device: int, needed: tuple[int, int]) -> None:
         self._launch, self._device, self._needed = launch, device, needed
 
-    def __call__(self, *before: int, rows: GroupedRows, after: tuple[float, ...] = ()) -> None:
+    def __call__(
+        self, rows: GroupedRows, before: tuple[int, ...], after: tuple[float, ...] = ()
+    ) -> None:
         """Launch with the addresses before and after those of the trees."""
-        stream = current_stream_handle(self._device)
-        memory, counters = scratch(self._device, stream, *self._needed)
+        device = self._device
+        stream = current_stream_handle(device)
+        memory, counters = scratch(device, stream, *self._needed)
         at, places = rows.at, rows.places
         self._launch(
-            stream, at, rows.columns_at, *before, at + 4 * places.parents, at + 4 * places.nodes,
-            counters.data_ptr(), memory.data_ptr(), *after,
+            stream, at, at + 4 * places.columns, *before, at + 4 * places.parents,
+            at + 4 * places.nodes, counters.data_ptr(), memory.data_ptr(), *after,
         )  # fmt: skip
 
 
@@ -157,9 +160,12 @@ def _run(
         if launch is None:
             launch = _launches.keep(key, _prepare(rows, *kind))
         launch(
-            0 if values is None else values.data_ptr(), 0, at, out.data_ptr(), 0, 0, 0,
-            0 if places is None else places.data_ptr(), rows=rows,
-            after=(rows.indptr_at, 0 if bias is None else bias.data_ptr(), 1.0, 0.0),
+            rows,
+            (
+                0 if values is None else values.data_ptr(), 0, at, out.data_ptr(), 0, 0, 0,
+                0 if places is None else places.data_ptr(),
+            ),
+            (rows.indptr_at, 0 if bias is None else bias.data_ptr(), 1.0, 0.0),
         )  # fmt: skip
     return out, places
 
@@ -195,8 +201,11 @@ def won(transposed: GroupedRows, grad: Tensor, places: Tensor) -> Tensor:
         if launch is None:
             launch = _launches.keep(key, _prepare_won(transposed, places.dtype, dtype, n, device))
         launch(
-            transposed.at + 4 * transposed.places.order, transposed.transposed.indptr_at, 0,
-            grad.data_ptr(), places.data_ptr(), out.data_ptr(), rows=transposed,
+            transposed,
+            (
+                transposed.at + 4 * transposed.places.order, transposed.transposed.indptr_at, 0,
+                grad.data_ptr(), places.data_ptr(), out.data_ptr(),
+            ),
         )  # fmt: skip
     return out
 
@@ -237,8 +246,7 @@ def flat_rows(rows: GroupedRows, differentiable: bool) -> tuple[list[Tensor], st
     for each in (rows, rows.transposed) if differentiable else (rows,):
         parts = each.tensors()
         if each.is_transpose:
-            order = each.wide_part("order", each.entries)
-            tensors += [order, order[:0]]
+            tensors += [each.order, each.order[:0]]
         tensors += [parts["indptr"], *parts.values()]
         recipes.append([_recipe(each.shape, each.entries, each.lists, tuple(parts)), None])
     return tensors, json.dumps(recipes)

@@ -3,11 +3,11 @@
 A graph is found by the fingerprint of its tensors (``intake.fingerprint``). It is kept while those
 tensors live. At most ``MAX_GRAPHS`` are kept.
 
-Edges without weights that come to a GPU for the first time become a :class:`FreshGraph`
-(``nn/fresh.py``), which needs no plan; a :class:`Graph` takes its place once a plan pays.
+Edges that come to a GPU for the first time become a :class:`FreshGraph` (``nn/fresh.py``), which
+needs no plan; a :class:`Graph` takes its place once a plan pays.
 
 Mini-batches bring a new graph at every step. If the last graph was freed after a few calls, the
-next one is taken as short-lived. If the layer needs only sums and means, it becomes a
+next one is taken as short-lived. On a CPU, if the layer needs only sums and means, it becomes a
 :class:`SampledGraph` (``nn/sampled.py``). Otherwise one untuned plan (``plan(tune="none")``) serves
 all widths. A graph that is used longer gets its own plans.
 """
@@ -26,8 +26,7 @@ from sparsetile.core.errors import value_error
 from sparsetile.core.protocols import SharedPlan
 from sparsetile.intake import CSR, as_csr, fingerprint
 from sparsetile.intake.canonical import from_coordinates
-from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key
-from sparsetile.jit.loader import current_stream_handle, device_index
+from sparsetile.intake.identity import counter_tells, edges_fingerprint, tensor_key, values_key
 from sparsetile.launch.faults import forget_when_wrong, raise_faults
 from sparsetile.nn.fresh import FreshGraph, make_fresh, takes_fresh
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Loops, building
@@ -66,6 +65,8 @@ def _learn(entry: _Entry) -> None:
 # have no weights, request -> (fingerprint, key of the graph).
 _graphs = Kept[_Entry](MAX_GRAPHS, ended=_learn)
 _CALLS, _RECENT = "calls", "recent"
+# Fresh graphs of edges with weights know the number of each entry's edge.
+_ORDERED = "ordered"
 
 
 def is_short_lived(edges: Tensor) -> bool:
@@ -111,13 +112,14 @@ def clear_graph_cache() -> None:
 def find_graph(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *,
     flow: str = "source_to_target", loops: Loops = "keep", only_reduces: bool = False,
-    fresh: bool = False,
+    fresh: bool = False, values: tuple[int, torch.dtype] | None = None,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     """Return the graph of an input, from the cache or new, and the key of its weights.
 
     Errors begin with ``layer``. ``size`` (sources, targets) and ``device`` are those of x. If the
     caller uses only :meth:`Graph.aggregate`, a short-lived graph may be a :class:`SampledGraph`;
-    with ``fresh`` a new one on a GPU may be a :class:`FreshGraph`.
+    with ``fresh`` a new one on a GPU may be a :class:`FreshGraph`, which makes ``values``
+    (``fresh_values``) at once.
     """
     _check_size(layer, given, size)
     if given.pattern.device != device:
@@ -127,7 +129,8 @@ def find_graph(
         )  # fmt: skip
     if given.kind == "plan":
         return Graph(given.pattern._csr, planned=given.pattern), None
-    graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh)
+    fresh = fresh and given.kind == "edges" and takes_fresh(given.pattern, loops, size)
+    graph, values_key = _find(layer, given, size, flow, loops, only_reduces, fresh, values)
     if isinstance(graph, SampledGraph):
         if only_reduces and given.weight is None:
             return graph, values_key
@@ -155,21 +158,23 @@ def find_sampled(
 
 def find_fresh(
     layer: str, given: Given, size: tuple[int, int], device: torch.device, *, flow: str,
-    loops: Loops,
-) -> FreshGraph | None:  # fmt: skip
-    """As :func:`find_graph` for edges without weights on a GPU that need no plan yet, else None."""
-    plain = given.kind == "edges" and given.weight is None and given.pattern.device == device
-    if not (plain and takes_fresh(given.pattern, loops, size) and plain_call()):
+    loops: Loops, values: tuple[int, torch.dtype] | None = None,
+) -> tuple[Graph, Hashable] | None:  # fmt: skip
+    """As :func:`find_graph` with ``fresh`` for eager calls with edges on a GPU, else None."""
+    edges = given.pattern
+    if given.kind != "edges" or edges.device != device:
         return None
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not takes_fresh(edges, loops, size) or not plain_call() or torch.jit.is_tracing():
         return None
-    found, _ = find_graph(layer, given, size, device, flow=flow, loops=loops, fresh=True)
-    return found if isinstance(found, FreshGraph) else None
+    _check_size(layer, given, size)
+    found = _find(layer, given, size, flow, loops, False, True, values)
+    found[0].note_stream()
+    return found
 
 
 def _find(
     layer: str, given: Given, size: tuple[int, int], flow: str, loops: Loops, only_reduces: bool,
-    fresh: bool = False,
+    fresh: bool = False, values: tuple[int, torch.dtype] | None = None,
 ) -> tuple[Graph, Hashable]:  # fmt: skip
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # as in torch.export
         raise value_error(
@@ -179,28 +184,38 @@ def _find(
     shape = (size[1], size[0])
     matrix = given.pattern
     edges = given.kind == "edges"
-    fresh = fresh and edges and given.weight is None and takes_fresh(matrix, loops, shape)
     as_sampled = only_reduces and edges and given.weight is None and loops == "keep" and not fresh
+    ordered = fresh and given.weight is not None
     if fresh:
         raise_faults()
-    # Products of a SampledGraph sort and transpose it: each thread and stream has its own.
-    asked = (shape, flow, loops, _here(matrix.device) if as_sampled else None)
-    if edges and given.weight is None:
-        again = _find_again(matrix, asked)
-        if again is not None and not _outlived(again, fresh):
-            return again, None
+    # Products of a SampledGraph sort and transpose it: each thread has its own.
+    own = threading.get_ident() if as_sampled else None
+    asked = (shape, flow, loops, _ORDERED if ordered else own)
+    notes, stamp = None, None
+    if edges and (given.weight is None or ordered):
+        notes = _graphs.noted(matrix)
+        recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
+        if recent is not None:  # of a tensor whose writes are counted
+            stamp = tensor_key(matrix)
+            again = _find_again(recent, stamp)
+            if again is not None and not _outlived(again, fresh):
+                return again, None if given.weight is None else values_key(given.weight)
+            if again is not None and ordered:  # what has plans takes weights in any order
+                return _find(layer, given, size, flow, loops, only_reduces)
     counted = edges and counter_tells(matrix)
-    if as_sampled and counted and _Regime.short_lived and _graphs.noted(matrix) is None:
+    if as_sampled and counted and _Regime.short_lived and notes is None:
         sampled = make_sampled(layer, matrix, flow == "source_to_target", shape)
         if sampled is not None:
             # The tensor is new, so its graph is too: no fingerprint is needed.
             own_key = ("sampled", id(matrix), asked)
             sampled.calls = 1
             _graphs.keep(own_key, _Entry(own_key, sampled), matrix)
-            _expect(matrix, asked, own_key)
+            _expect(matrix, asked, tensor_key(matrix), own_key)
             return sampled, None
+    if counted and stamp is None:
+        stamp = tensor_key(matrix)
     prints = (
-        edges_fingerprint(matrix, given.weight, shape, counted=counted)
+        edges_fingerprint(matrix, given.weight, shape, stamp if counted else None)
         if edges
         else fingerprint(matrix)
     )
@@ -208,18 +223,20 @@ def _find(
         made: Graph = _make(layer, given, shape, flow, loops, as_sampled)
         made.short_lived = True  # it cannot be found again
         return made, object()
-    pattern_key, values_key = prints
+    pattern_key, of_values = prints
     key = (given.kind, pattern_key, *asked)
     with _graphs.lock:
         found = _graphs.get(key)
         if found is not None and _outlived(found.graph, fresh):
+            if ordered:
+                return _find(layer, given, size, flow, loops, only_reduces)
             planned = _make(layer, given, shape, flow, loops, False)
             planned.calls = found.graph.calls
             planned.replaces(found.graph)
             found = _graphs.keep(key, _Entry(pattern_key, planned), matrix)
         if found is None:
             if fresh:
-                made = make_fresh(layer, matrix, flow, loops, shape)
+                made = make_fresh(layer, matrix, flow, loops, shape, ordered, values)
             else:
                 made = _make(layer, given, shape, flow, loops, as_sampled and _Regime.short_lived)
             # The tensor's content has changed: drop its old graph.
@@ -229,9 +246,9 @@ def _find(
             made.short_lived = _Regime.short_lived
             found = _graphs.keep(key, _Entry(pattern_key, made), matrix)
         found.graph.calls += 1
-        if counted and given.weight is None:
-            _expect(matrix, asked, key)
-    return found.graph, values_key
+        if counted and (given.weight is None or ordered):
+            _expect(matrix, asked, stamp, key)
+    return found.graph, of_values
 
 
 def _forget_fresh() -> None:
@@ -250,27 +267,17 @@ def _outlived(graph: Graph, fresh: bool) -> bool:
     return isinstance(graph, FreshGraph) and (not fresh or graph.pays)
 
 
-def _expect(edges: Tensor, asked: Hashable, key: Hashable) -> None:
+def _expect(edges: Tensor, asked: Hashable, stamp: Hashable, key: Hashable) -> None:
     """Let ``_find_again`` find a graph without the key of its content."""
     recent = _graphs.notes(edges).setdefault(_RECENT, {})
     if len(recent) >= MAX_GRAPHS:
         recent.clear()
-    recent[asked] = (tensor_key(edges), key)
+    recent[asked] = (stamp, key)
 
 
-def _here(device: torch.device) -> tuple[int, int]:
-    """The current thread and stream."""
-    stream = current_stream_handle(device_index(device)) if device.type == "cuda" else 0
-    return threading.get_ident(), stream
-
-
-def _find_again(edges: Tensor, asked: Hashable) -> Graph | None:
+def _find_again(recent: tuple[Hashable, Hashable], stamp: Hashable) -> Graph | None:
     """Return the graph that was made of the same tensor, unless the tensor has changed."""
-    notes = _graphs.noted(edges)
-    recent = None if notes is None else notes.get(_RECENT, {}).get(asked)
-    if recent is None or recent[0] != tensor_key(edges):
-        return None
-    if (found := _graphs.get(recent[1])) is None:
+    if recent[0] != stamp or (found := _graphs.get(recent[1])) is None:
         return None
     found.graph.calls += 1
     return found.graph

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.nn.cache import find_fresh, find_graph, find_sampled, note_loops
+from sparsetile.nn.fresh import FreshGraph
 from sparsetile.nn.gcn import convolution_weights
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given
@@ -37,14 +38,14 @@ _how = functools.lru_cache(maxsize=256)(How.of)
 
 
 def _sides(
-    edges: Tensor, weight: Tensor | None, size: tuple[int, int], how: How, dtype: torch.dtype
+    edges: Tensor, weight: Tensor | None, size: tuple[int, int], how: How, dense: Tensor
 ) -> tuple[Graph, str, Weights | None]:
     """Return the graph of edges, how its entries are reduced, and its values."""
     given = Given("edges", edges, weight)
     if how.reduce != "convolve":
-        return reduction(how.layer, given, size, edges.device, how.flow, how.reduce)
+        return reduction(how.layer, given, size, dense, how.flow, how.reduce)
     graph, key = find_graph(how.layer, given, size, edges.device, flow=how.flow, loops=how.loops)
-    weights = convolution_weights(graph, given, key, how.fill, how.normalize, dtype)
+    weights = convolution_weights(graph, given, key, how.fill, how.normalize, dense.dtype)
     return graph, "sum", weights
 
 
@@ -56,12 +57,13 @@ def _run(
     if torch.is_autocast_enabled(dense.device.type):
         with torch.autocast(dense.device.type, enabled=False):
             return _run(dense, edges, weight, size, how, transposed)
-    if how.reduce == "convolve":
-        given = Given("edges", edges, weight)
-        fresh = find_fresh(how.layer, given, size, dense.device, flow=how.flow, loops=how.loops)
-        out = None if fresh is None else fresh.convolve(dense, how.normalize, transposed)
-        if out is not None:
-            return out
+    if how.reduce == "convolve" and weight is None:
+        given = Given("edges", edges)
+        found = find_fresh(how.layer, given, size, dense.device, flow=how.flow, loops=how.loops)
+        if found is not None and isinstance(found[0], FreshGraph):
+            out = found[0].convolve(dense, how.normalize, transposed)
+            if out is not None:
+                return out
     if how.reduce == "convolve" and how.loops == "replace" and how.normalize:
         given = Given("edges", edges, weight)
         sampled = find_sampled(how.layer, given, size, dense.device, flow=how.flow)
@@ -71,7 +73,7 @@ def _run(
                 return out
             if sampled.has_loops:
                 note_loops()
-    graph, reduce, weights = _sides(edges, weight, size, how, dense.dtype)
+    graph, reduce, weights = _sides(edges, weight, size, how, dense)
     if transposed:
         return graph.gradient(dense, weights, reduce=reduce)
     return graph.aggregate(dense, weights, reduce=reduce)

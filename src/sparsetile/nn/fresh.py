@@ -19,134 +19,61 @@ from torch import Tensor
 from sparsetile.cache.fresh import PLAN_SECONDS, PRODUCTS_OF_A_STEP, SHARE, direct_seconds
 from sparsetile.core.streams import capturing, refuse_capture, settle
 from sparsetile.intake.canonical import from_coordinates
+from sparsetile.intake.identity import is_trained, values_key
 from sparsetile.jit.loader import current_stream_handle, device_index
-from sparsetile.kernels.grouping import MEAN, SYMMETRIC, VALUE_TYPES
+from sparsetile.kernels.grouping import VALUE_TYPES
 from sparsetile.launch.faults import raise_faults
 from sparsetile.launch.grouping import MOST_GROUPED, GroupedRows, group_edges
-from sparsetile.layers.grouped_rows import extremum, flat_rows, product, takes_width, won
-from sparsetile.nn.graph import Graph, Loops, Weights, building
+from sparsetile.layers.grouped_rows import flat_rows, takes_width
+from sparsetile.layers.normalise import normalised_values
+from sparsetile.nn.fresh_pair import FreshPair
+from sparsetile.nn.fresh_weights import FreshWeights, last_loops, rows_of_entries
+from sparsetile.nn.graph import MAX_VALUES, Graph, Loops, Weights, building
 from sparsetile.nn.sampled import edge_names, of_canonical, unwatched
-from sparsetile.plan.eager import apply_of
 from sparsetile.plan.family import expects_many
 from sparsetile.plan.modes import maybe_wrapped, plain_call
+from sparsetile.plan.valued import takes_valued, valued_product
 
-__all__ = ["GROUPED_ON", "FreshGraph", "FreshPair", "make_fresh", "takes_fresh"]
+__all__ = [
+    "GROUPED_ON", "FreshGraph", "fresh_values", "make_fresh", "takes_fresh",
+    "takes_weighted",
+]  # fmt: skip
 
+# Calls before which no plan pays: predicting it takes as long as a launch, in each step with a new
+# graph.
+FEW_CALLS = 4
 # Devices whose edges are grouped.
 GROUPED_ON = "cuda"
 
 _lock = threading.RLock()
 
 
-class FreshPair:
-    """A reduction over a fresh graph's edges and its gradient, as :class:`~plan.pair.Pair` is.
-
-    ``symmetric``: entries count 1 over the square roots of the entries of both nodes' rows.
-    """
-
-    def __init__(
-        self, graph: FreshGraph, reduce: str, dtype: torch.dtype, symmetric: bool,
-        differentiable: bool,
-    ) -> None:  # fmt: skip
-        self.graph, self.reduce, self.dtype = graph, reduce, dtype
-        self._symmetric, self._differentiable = symmetric, differentiable
-
-    def _values(self, rows: GroupedRows, rule: int | None) -> Tensor | None:
-        return None if rule is None else self.graph.values(rows, rule, self.dtype)
-
-    def product(self, B: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the reduction of B and, of maxima and minima, which have no bias, the winners."""
-        rows = self.graph.by_target
-        self.graph.spend(B.shape[1], B.dtype, self._differentiable)
-        if self.reduce in ("max", "min"):
-            return extremum(rows, B, self.reduce, self._differentiable)
-        values = self._values(rows, SYMMETRIC if self._symmetric else None)
-        return product(rows, values, B, mean=self.reduce == "mean", bias=bias), None
-
-    def gradient(self, grad: Tensor, winners: Tensor | None) -> Tensor:
-        """Return the gradient of B; differentiable if autograd records it."""
-        if torch.is_grad_enabled() and grad.requires_grad:
-            return _Gradient.apply(grad, winners, self)  # type: ignore[no-any-return]
-        return self.plain_gradient(grad, winners)
-
-    def plain_gradient(self, grad: Tensor, winners: Tensor | None) -> Tensor:
-        """Return the gradient of B, not differentiable."""
-        rows = self.graph.transposed
-        if winners is not None:
-            return won(rows, grad, winners)
-        rule = SYMMETRIC if self._symmetric else MEAN if self.reduce == "mean" else None
-        return product(rows, self._values(rows, rule), grad)
-
-    def tracked(self, B: Tensor) -> Tensor:
-        """Return the reduction as a node of its own, which autograd differentiates again."""
-        return _apply_reduced(B, self)  # type: ignore[no-any-return]
-
-    def won_by(self, operand: Tensor, winners: Tensor) -> Tensor:
-        """Return the elements of a matrix like B at the winners' places; 0 for empty rows."""
-        rows = self.graph.by_target
-        first = rows.wide_part("indptr", rows.shape[0]).unsqueeze(1)
-        entries = (first + winners).clamp(min=0, max=rows.entries - 1)
-        columns = rows.part("columns", rows.entries)[entries].long()
-        return torch.where(winners < 0, 0, operand.gather(0, columns))
-
-
-class _Reduced(torch.autograd.Function):
-    """The product of a pair."""
-
-    @staticmethod
-    def forward(ctx: Any, B: Tensor, pair: FreshPair) -> Tensor:  # type: ignore[override]
-        ctx.pair = pair
-        out, winners = pair.product(B)
-        ctx.save_for_backward(winners)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (winners,) = ctx.saved_tensors
-        return ctx.pair.gradient(grad, winners), None
-
-
-class _Gradient(torch.autograd.Function):
-    """The gradient of a pair, which is linear: its own is the product again."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, grad: Tensor, winners: Tensor | None, pair: FreshPair
-    ) -> Tensor:
-        ctx.pair = pair
-        ctx.save_for_backward(winners)
-        return pair.plain_gradient(grad, winners)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (winners,) = ctx.saved_tensors
-        if winners is not None:
-            return ctx.pair.won_by(grad, winners), None, None
-        return ctx.pair.tracked(grad), None, None
-
-
-_apply_reduced = apply_of(_Reduced)
-
-
 class FreshGraph(Graph):
     """Edges that a GPU groups by target; see the module's docstring.
 
-    Only for reductions of unweighted edges and for attention: use :attr:`canonical` for all else.
-    Errors begin with ``layer``.
+    Only for reductions of edges and for attention: use :attr:`canonical` for all else. Errors begin
+    with ``layer``. With weights of edges ``rows`` are ordered; ``loop_edge`` is then that of
+    :class:`FreshWeights`.
     """
 
+    short_lived, planned, weighted, multiplicity = True, None, False, None
+
     def __init__(
-        self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device
-    ) -> None:
+        self, rows: GroupedRows, layer: str, flow: str, loops: Loops, device: torch.device,
+        loop_edge: Tensor | None = None,
+    ) -> None:  # fmt: skip
         # Only what callers read: a fresh graph is made at every step.
-        self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
-        self.multiplicity, self.loops = None, loops
+        self.calls, self.loops = 0, loops
         self.by_target = rows
         self._layer, self._flow, self._device = layer, flow, device
         self._canonical: Graph | None = None
-        self._spent = 0.0
+        self._products: dict[tuple[int, torch.dtype], int] = {}  # how many were counted
         self._costs: dict[tuple[int, torch.dtype], float] = {}
         self._flat: dict[bool, tuple[list[Tensor], str]] = {}
+        self._rows: Tensor | None = None
+        self._loop_edge = loop_edge
+        self._weight_map: FreshWeights | None = None
+        self._weighted_values: dict[Hashable, Tensor] = {}  # values of entries
         # What is made on one stream is read there, until another one asks: then the host waits.
         self._stream = current_stream_handle(device_index(device))
         self._shared = False
@@ -158,6 +85,8 @@ class FreshGraph(Graph):
             turned = self.by_target.known_transpose
             both = (self.by_target,) if turned is None else (self.by_target, turned)
             self._let_go(part for rows in both for part in rows.memories())
+            parts = [self._rows, self._loop_edge, *self._weighted_values.values()]
+            self._let_go(parts if self._weight_map is None else [*parts, *self._weight_map.tensors])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -202,20 +131,29 @@ class FreshGraph(Graph):
 
     def spend(self, n: int, dtype: torch.dtype, differentiable: bool) -> None:
         """Count a product of ``n`` columns, with its gradient if it has one."""
+        key = n, dtype
+        count = PRODUCTS_OF_A_STEP - 1 if differentiable else 1
+        self._products[key] = self._products.get(key, 0) + count
+
+    def _cost(self, n: int, dtype: torch.dtype) -> float:
         cost = self._costs.get((n, dtype))
         if cost is None:
             entries = self.by_target.entries
             cost = direct_seconds(*self.shape, entries, n, dtype.itemsize, self._device)
             self._costs[n, dtype] = cost
-        self._spent += cost * (PRODUCTS_OF_A_STEP - 1 if differentiable else 1)
+        return cost
 
     @property
     def pays(self) -> bool:
         """Whether it is time to plan the graph."""
         if capturing(self._device):
             return False
-        plan = PLAN_SECONDS[0] + PLAN_SECONDS[1] * self.by_target.entries
-        return expects_many() or self._spent * SHARE >= plan
+        if expects_many():
+            return True
+        if self.calls < FEW_CALLS:
+            return False
+        spent = sum(count * self._cost(*kind) for kind, count in self._products.items())
+        return spent * SHARE >= PLAN_SECONDS[0] + PLAN_SECONDS[1] * self.by_target.entries
 
     # -- products -------------------------------------------------------------------------------
 
@@ -233,6 +171,68 @@ class FreshGraph(Graph):
             self._canonical = Graph(csr)
         return self._canonical
 
+    # -- entries, and their values --------------------------------------------------------------
+
+    @property
+    def rows(self) -> Tensor:
+        """Target of each entry, int64 [entries]; some target of entries that are in no row."""
+        if self._rows is None:
+            self._rows = self._made(lambda: rows_of_entries(self.by_target))
+        return self._rows
+
+    def to_entries(self, values: Tensor) -> Tensor:
+        """Bring [edges] to [entries]; of rows that are ordered. Differentiable."""
+        return values.index_select(0, self.by_target.order)
+
+    def convolution_values(
+        self, weight: Tensor, fill: float, normalize: bool, dtype: torch.dtype
+    ) -> Weights:
+        """Return the values of a convolution whose edges have weights, in float32 at least."""
+
+        def compute() -> Tensor:
+            mapped = self._weight_map
+            if mapped is None:
+                made = lambda: FreshWeights(self.by_target, self._loop_edge)  # noqa: E731
+                mapped = self._weight_map = self._made(made)
+            if not normalize:
+                return mapped.entries(weight.to(dtype), fill)
+            values = normalised_values(mapped, weight, fill, dtype)
+            return mapped.inside(values) if values.requires_grad else values
+
+        if is_trained(weight):
+            return Weights(None, compute())
+        return self.keep_values(("gcn", fill, normalize, dtype), values_key(weight), compute)
+
+    def keep_values(
+        self, name: Hashable, values_key: Hashable, compute: Callable[[], Tensor]
+    ) -> Weights:
+        """As :meth:`Graph.keep_values`."""
+        key = name, values_key, current_stream_handle(device_index(self._device))
+        found = self._weighted_values.get(key)
+        captured = capturing(self._device)
+        if found is None or captured:  # a CUDA graph computes them at each replay
+            with torch.inference_mode(False), torch.no_grad():
+                found = compute()
+        if not captured:
+            if len(self._weighted_values) >= MAX_VALUES and key not in self._weighted_values:
+                self._weighted_values.clear()
+            self._weighted_values[key] = found
+        return Weights(key, found)
+
+    def _weighted(
+        self, x: Tensor, weights: Weights, reduce: str, bias: Tensor | None, relu: bool
+    ) -> Tensor | None:
+        """Return relu(reduced x + bias) with gradients of the weights; None if the canonical graph
+        must compute it."""
+        if torch.is_autocast_enabled(GROUPED_ON) and x.dtype is not torch.float64:
+            x = x.to(torch.get_autocast_dtype(GROUPED_ON))
+        values = weights.values if weights.values.dtype is x.dtype else weights.values.to(x.dtype)
+        if not self._takes(x) or not takes_valued(x, values, bias, reduce):
+            return None
+        needs = torch.is_grad_enabled() and (x.requires_grad or values.requires_grad)
+        flat = self.rows_plan(x.shape[1], needs)
+        return valued_product(flat, values, x, bias, reduce, 1.0, relu)
+
     def _takes(self, x: Tensor) -> bool:
         return (
             type(x) in (Tensor, torch.nn.Parameter)
@@ -248,12 +248,17 @@ class FreshGraph(Graph):
         self, width: int, dtype: torch.dtype, reduce: str, name: Hashable,
         weights: Callable[[], Weights | None], differentiable: bool,
     ) -> FreshPair | None:  # fmt: skip
-        """As :meth:`Graph.pair`; a ``name`` stands for the symmetric normalisation."""
+        """As :meth:`Graph.pair`; a ``name`` without weights is the symmetric normalisation."""
         if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(GROUPED_ON)
         if dtype not in VALUE_TYPES or not takes_width(self.by_target, width):
             return None
-        return FreshPair(self, reduce, dtype, name is not None, differentiable)
+        given = None if name is None else weights()
+        if given is None:
+            return FreshPair(self, reduce, dtype, name is not None, differentiable)
+        if reduce != "sum" or given.key is None:
+            return None
+        return FreshPair(self, reduce, dtype, False, differentiable, given.values)
 
     def reduce_edges(
         self, x: Tensor, reduce: str, symmetric: bool, bias: Tensor | None, relu: bool
@@ -280,9 +285,11 @@ class FreshGraph(Graph):
     ) -> Tensor:  # fmt: skip
         if weights is None:
             found = self.reduce_edges(x, reduce, False, bias, relu)
-            if found is not None:
-                return found
-        weights, reduce = of_canonical(self.canonical, weights, reduce)
+        else:
+            found = self._weighted(x, weights, reduce, bias, relu)
+        if found is not None:
+            return found
+        weights, reduce = self._canonical_weights(weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
     def convolve(self, dense: Tensor, symmetric: bool, transposed: bool) -> Tensor | None:
@@ -295,10 +302,26 @@ class FreshGraph(Graph):
     def gradient(
         self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
     ) -> Tensor:
-        if weights is None and self._takes(grad):
-            return FreshPair(self, reduce, grad.dtype, False, False).plain_gradient(grad, None)
-        weights, reduce = of_canonical(self.canonical, weights, reduce)
+        if (weights is None or reduce == "sum") and self._takes(grad):
+            values = None if weights is None else weights.values
+            pair = FreshPair(self, reduce, grad.dtype, False, False, values)
+            return pair.plain_gradient(grad, None)
+        weights, reduce = self._canonical_weights(weights, reduce)
         return self.canonical.gradient(grad, weights, reduce=reduce)
+
+    def _canonical_weights(
+        self, weights: Weights | None, reduce: str
+    ) -> tuple[Weights | None, str]:
+        """Return values and reduction of the canonical graph's entries, of sums and means."""
+        whole = self.canonical
+        if weights is None:
+            return of_canonical(whole, None, reduce)
+        values = weights.values[: whole.edge_count]
+        if reduce == "mean" and whole.multiplicity is not None:
+            reduce = "sum"
+            counts = self.by_target.wide_part("indptr", self.shape[0] + 1).diff()
+            values = values / counts[self.rows[: whole.edge_count]].to(values.dtype)
+        return Weights(None, whole.to_entries(values)), reduce
 
     def rows_plan(self, n: int, differentiable: bool) -> tuple[list[Tensor], str]:
         self.spend(n, torch.float32, differentiable)
@@ -310,6 +333,19 @@ class FreshGraph(Graph):
 
     def edges_of_entries(self) -> Tensor | None:
         return None
+
+
+def fresh_values(rule: int, x: Tensor) -> tuple[int, torch.dtype] | None:
+    """Return the values that products of ``x`` need, as :func:`group_edges` takes them."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(GROUPED_ON) and dtype is not torch.float64:
+        dtype = torch.get_autocast_dtype(GROUPED_ON)
+    return (rule, dtype) if dtype in VALUE_TYPES else None
+
+
+def takes_weighted(x: Tensor) -> bool:
+    """Whether edges with weights may be a fresh graph: plans keep the values of other products."""
+    return x.dim() == 2 and x.dtype in VALUE_TYPES
 
 
 def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
@@ -326,11 +362,17 @@ def takes_fresh(edges: Tensor, loops: Loops, shape: tuple[int, int]) -> bool:
 
 
 def make_fresh(
-    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int]
-) -> FreshGraph:
-    """Return edges as a fresh graph. Errors begin with ``layer``."""
+    layer: str, edges: Tensor, flow: str, loops: Loops, shape: tuple[int, int], ordered: bool,
+    values: tuple[int, torch.dtype] | None,
+) -> FreshGraph:  # fmt: skip
+    """Return edges as a fresh graph, ``ordered`` if they have weights; ``values`` are those that
+    are surely needed. Errors begin with ``layer``."""
     refuse_capture(layer, edges.device, "Call the layer once before the capture")
-    trains = torch.is_grad_enabled()
+    trains, replaces, loop_edge = torch.is_grad_enabled(), loops == "replace", None
     with unwatched():
-        rows = group_edges(edges, flow == "source_to_target", shape, loops == "replace", trains)
-    return FreshGraph(rows, layer, flow, loops, edges.device)
+        by_target = flow == "source_to_target"
+        rows = group_edges(edges, by_target, shape, replaces, trains, ordered, values)
+        if ordered and replaces:
+            with torch.no_grad():
+                loop_edge = last_loops(edges, min(shape))
+    return FreshGraph(rows, layer, flow, loops, edges.device, loop_edge)

@@ -81,7 +81,9 @@ class GATv2Conv(HeadsLayer):
 
         Parameters and results are those of :meth:`GATConv.forward`.
         """
-        x_src, x_dst, graph, features = self._read(x, edge_index, edge_attr)
+        x_src, x_dst, graph, features = self._read(
+            x, edge_index, edge_attr, fresh=not return_attention_weights
+        )
         x_dst = self._of_targets(x_dst)
         if self._is_lazy:
             of_nodes = (self.res, x_dst), (self.lin_l, x_src), (self.lin_r, x_dst)

@@ -12,9 +12,11 @@ from torch.nn import functional
 
 from sparsetile.core.errors import type_error, value_error
 from sparsetile.intake import CSR
+from sparsetile.kernels.grouping import SYMMETRIC
 from sparsetile.layers.normalise import normalised_values, scaled_by_degree
 from sparsetile.nn.arguments import channels, features, flow_name, refuse_others, sum_only
 from sparsetile.nn.cache import find_fresh, find_graph, find_sampled, note_loops
+from sparsetile.nn.fresh import FreshGraph, fresh_values, takes_weighted
 from sparsetile.nn.graph import Graph, Loops, Weights
 from sparsetile.nn.hooks import is_plain_linear
 from sparsetile.nn.inputs import Given, read_input
@@ -131,10 +133,18 @@ class GCNConv(nn.Module):
         nodes = x.shape[-2]
         loops: Loops = "append" if given.kind == "matrix" else "replace"
         loops = loops if self.add_self_loops else "keep"
-        out = self._of_fresh(x, given, loops, relu)
-        if out is not None:
-            return out
-        if self.normalize and self.add_self_loops:
+        counted, known = self.normalize and given.weight is None, None
+        if given.weight is None or takes_weighted(x):
+            known = find_fresh(
+                "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops,
+                values=fresh_values(SYMMETRIC, x) if counted else None,
+            )  # fmt: skip
+        if known is not None and isinstance(known[0], FreshGraph):
+            out = self._of_fresh(known[0], x, given, relu)
+            if out is not None:
+                return out
+            known = None
+        if known is None and self.normalize and self.add_self_loops:
             sampled = find_sampled("GCNConv", given, (nodes, nodes), x.device, flow=self.flow)
             out = None if sampled is None else self._of_sampled(sampled, x, relu)
             if out is not None:
@@ -147,7 +157,7 @@ class GCNConv(nn.Module):
             how = How("GCNConv", self.flow, "convolve", loops, fill, self.normalize)
             graph: Any = TracedEdges(given, (nodes, nodes), how)
         else:
-            graph, values_key = find_graph(
+            graph, values_key = known or find_graph(
                 "GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops
             )
             compute = functools.partial(
@@ -170,16 +180,24 @@ class GCNConv(nn.Module):
             return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
         return self._map(graph.aggregate(x, weights), relu)
 
-    def _of_fresh(self, x: Tensor, given: Given, loops: Loops, relu: bool) -> Tensor | None:
+    def _of_fresh(self, graph: FreshGraph, x: Tensor, given: Given, relu: bool) -> Tensor | None:
         """The convolution of a graph that needs no plan yet; None if there has to be one."""
-        nodes = x.shape[-2]
-        graph = find_fresh("GCNConv", given, (nodes, nodes), x.device, flow=self.flow, loops=loops)
-        if graph is None:
-            return None
-        name = "gcn" if self.normalize else None
-        out = mapped_product(graph, "sum", name, lambda: None, x, self.lin, None, None, self.bias)
-        if out is not None:
-            return out.relu() if relu else out
+        weights: Weights | None = None
+        name: Hashable = "gcn" if self.normalize else None
+        if given.weight is not None:
+            fill, dtype = 2.0 if self.improved else 1.0, torch.promote_types(x.dtype, torch.float32)
+            weights = graph.convolution_values(given.weight, fill, self.normalize, dtype)
+            name = weights.key
+        if weights is None or name is not None:
+            out = mapped_product(
+                graph, "sum", name, lambda: weights, x, self.lin, None, None, self.bias
+            )
+            if out is not None:
+                return out.relu() if relu else out
+        if weights is not None:
+            if self.out_channels <= x.shape[-1]:
+                return graph.aggregate(self.lin(x), weights, bias=self.bias, relu=relu)
+            return self._map(graph.aggregate(x, weights), relu)
         if self.out_channels <= x.shape[-1]:
             return graph.reduce_edges(self.lin(x), "sum", self.normalize, self.bias, relu)
         wide = graph.reduce_edges(x, "sum", self.normalize, None, False)

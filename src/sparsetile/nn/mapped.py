@@ -27,6 +27,11 @@ from sparsetile.plan.valued import before_epilogue
 __all__ = ["mapped_product", "scaled_product"]
 
 
+# Bytes of a gradient up to which torch sums it for a bias: its host time is half of a launch of
+# ours, whose sums need no buffer.
+SUMMED_BY_TORCH = 2**23
+
+
 class _Call(NamedTuple):
     pair: Reduction
     narrow: bool
@@ -77,7 +82,11 @@ class _Mapped(torch.autograd.Function):
         for_x, for_targets, for_weight, for_bias, for_second, _ = ctx.needs_input_grad
         dtype = pair.dtype
         again = torch.is_grad_enabled()  # gradients of the gradient are wanted
-        grad, d_bias = before_epilogue(None, grad, for_bias)
+        d_bias: Tensor | None
+        if for_bias and grad.nbytes <= SUMMED_BY_TORCH and not grad.is_neg():
+            d_bias = grad.sum(0, dtype=torch.float32 if grad.dtype.itemsize == 2 else None)
+        else:
+            grad, d_bias = before_epilogue(None, grad, for_bias)
         grad = _cast(grad, dtype)
         wide = None if x is None else _cast(x, dtype)
         d_x = d_targets = d_weight = d_second = None
@@ -118,24 +127,25 @@ def _eager(graph: object) -> bool:
     )
 
 
-def _takes(*operands: Tensor | None) -> bool:
-    """Whether a node may stand for torch's own nodes with these operands."""
-    for each in operands:
-        if each is not None and (
+def _takes(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a node may stand for torch's own nodes with these operands: plain ones of one type,
+    unless autocast brings them to one."""
+    device, dtype, alike = x.device, x.dtype, True
+    for each in (x, *others):
+        if each is None:
+            continue
+        if (
             type(each) not in PLAIN_TYPES
             or each.layout is not torch.strided
             or each.is_neg()
             or maybe_wrapped(each)
+            or each.device != device
         ):
             return False
-    return True
-
-
-def _types_agree(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether torch's maps take these: of one type, unless autocast brings them to one."""
-    if torch.is_autocast_enabled(x.device.type):
-        return x.dtype is not torch.float64
-    return all(each is None or each.dtype is x.dtype for each in others)
+        alike = alike and each.dtype is dtype
+    if torch.is_autocast_enabled(device.type):
+        return dtype is not torch.float64
+    return alike
 
 
 def mapped_product(
@@ -159,14 +169,16 @@ def mapped_product(
     else:
         targets = None
     own = targets is x
-    operands = (x, None if own else targets, weight, bias, second)
-    if not _takes(*operands) or not _types_agree(*operands):
+    others = (None if own else targets, weight, bias, second)
+    if not _takes(x, *others):
         return None
-    if not any(each is not None and each.requires_grad for each in operands):
+    if not (
+        weight.requires_grad
+        or x.requires_grad
+        or any(each is not None and each.requires_grad for each in others)
+    ):
         return None
-    (out, width), device = weight.shape, x.device
-    if any(each is not None and each.device != device for each in operands):
-        return None
+    out, width = weight.shape
     if x.shape[1] != width or (bias is not None and bias.shape != (out,)):
         return None
     narrow = out <= width and reduce in ("sum", "mean")
@@ -175,7 +187,7 @@ def mapped_product(
     if pair is None or not out or not width or not x.shape[0]:
         return None
     call = _Call(pair, narrow, own)
-    return _apply_mapped(x, operands[1], weight, bias, second, call)  # type: ignore[no-any-return]
+    return _apply_mapped(x, *others, call)  # type: ignore[no-any-return]
 
 
 class _Scaled(torch.autograd.Function):
@@ -206,9 +218,9 @@ def scaled_product(
     """
     if not _eager(graph) or x.dim() != 2 or not x.numel():
         return None
-    if torch.is_autocast_enabled(x.device.type) or x.dtype is not factor.dtype:
+    if torch.is_autocast_enabled(x.device.type) or factor.requires_grad:
         return None
-    if not _takes(x) or x.device != factor.device or factor.requires_grad:
+    if not _takes(x, factor):
         return None
     pair = graph.pair(x.shape[1], x.dtype, "sum", name, weights, x.requires_grad)
     if pair is None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sparsetile.core.checks import reduce_name
 from sparsetile.core.errors import value_error
+from sparsetile.kernels.grouping import MEAN
 from sparsetile.nn.arguments import features, flow_name
 from sparsetile.nn.cache import find_graph
+from sparsetile.nn.fresh import fresh_values, takes_weighted
 from sparsetile.nn.graph import Graph, Weights
 from sparsetile.nn.inputs import Given, pair_of, read_input
 from sparsetile.nn.traced import How, TracedEdges, traces
@@ -64,22 +65,24 @@ def aggregate(
     given = read_input("aggregate", edge_index, edge_weight, flow)
     sources, _, sizes = pair_of("aggregate", x, size, flow, given)
     features("aggregate", "x", sources, -1)
-    graph, reduce, weights = reduction("aggregate", given, sizes, sources.device, flow, reduce)
+    graph, reduce, weights = reduction("aggregate", given, sizes, sources, flow, reduce)
     return graph.aggregate(sources, weights, reduce=reduce)
 
 
 def reduction(
-    layer: str, given: Given, size: tuple[int, int], device: torch.device, flow: str, reduce: str
+    layer: str, given: Given, size: tuple[int, int], x: Tensor, flow: str, reduce: str
 ) -> tuple[Graph, str, Weights | None]:
     """Return the graph, and the reduction over A's entries with values that reduces over edges.
 
-    The parameters are those of :func:`find_graph`.
+    ``x`` has the features of the sources; the other parameters are those of :func:`find_graph`.
     """
     if traces(given, reduce):
         return TracedEdges(given, size, How(layer, flow, reduce)), reduce, None  # type: ignore[return-value]
     graph, values_key = find_graph(
-        layer, given, size, device, flow=flow, only_reduces=True, fresh=True
-    )
+        layer, given, size, x.device, flow=flow, only_reduces=True,
+        fresh=given.weight is None or (reduce in ("sum", "mean") and takes_weighted(x)),
+        values=fresh_values(MEAN, x) if reduce == "mean" and given.weight is None else None,
+    )  # fmt: skip
     parallel = graph.multiplicity is not None
     if given.weight is None:
         if not parallel or reduce == "sum":

@@ -1,9 +1,10 @@
-"""Sampled graphs of mini-batches: products directly on their edges, without a plan.
+"""Sampled graphs of mini-batches on a CPU: products directly on their edges, without a plan.
 
 A sampled graph is multiplied two or three times, so canonical form and planning do not pay. Sums
 and means use the edges by target, in the given order, and sort them by source only for a gradient.
 So does the convolution of :class:`sparsetile.nn.GCNConv`, which scales by node. Everything else
-(weights, max, min, transforms of torch.func) uses :class:`Graph`.
+(weights, max, min, transforms of torch.func) uses :class:`Graph`. On a GPU these are fresh graphs
+(``nn/fresh.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from sparsetile.intake import CSR
 from sparsetile.intake.canonical import Names, from_coordinates, row_pointers
 from sparsetile.intake.csr import VALUE_DTYPES
 from sparsetile.launch.interface import Epilogue
-from sparsetile.layers.edge_rows import MAX_WIDTH, EdgeRows
 from sparsetile.nn.graph import SHORT_LIVED_CALLS, Graph, Weights, building
 from sparsetile.plan.eager import apply_of
 from sparsetile.plan.modes import maybe_wrapped, plain_call
@@ -34,15 +34,15 @@ __all__ = [
 ]  # fmt: skip
 
 # Devices that support sampled graphs.
-SAMPLED_DEVICES = ("cpu", "cuda")
-# Edges and nodes are counted in 32 bits, rows of a kernel's last thread block included.
+SAMPLED_DEVICES = ("cpu",)
+# Edges and nodes are counted in 32 bits.
 MAX_COUNT = 2**31 - 2**10
 
 
 class HostRows:
-    """A[row, column] on the CPU, the counterpart of :class:`EdgeRows`.
+    """A[row, column]: columns are in any order and may repeat (parallel edges).
 
-    Columns are in any order and may repeat (parallel edges). Built at the first product.
+    Built at the first product.
     """
 
     def __init__(
@@ -75,10 +75,6 @@ class HostRows:
         csr = CSR(row_pointers(rows, shape[0]), columns.to(torch.int32), None, shape)
         return cls(csr, given_as=order)
 
-    def read(self) -> bool:
-        """As ``EdgeRows.read``; :meth:`of_edges` has already read the edges."""
-        return True
-
     @property
     def has_loops(self) -> bool:
         """Whether a row has its own column."""
@@ -93,7 +89,11 @@ class HostRows:
     def multiply(
         self, x: Tensor, scaled: str = "", bias: Tensor | None = None, relu: bool = False
     ) -> Tensor:
-        """As ``EdgeRows.multiply``."""
+        """Return relu(A·x + bias).
+
+        ``scaled="rows"``: each row of A is divided by its entries: means. ``"columns"``: each
+        column is divided by the entries of that row of the transpose.
+        """
         if scaled == "columns":
             x = mean_gradient(self.transposed.csr.indptr, x)
         if self._built is None:
@@ -117,24 +117,15 @@ class HostRows:
         return self._transposed
 
 
-_Rows: TypeAlias = "HostRows | EdgeRows"
-_Call: TypeAlias = "tuple[_Rows, str, bool]"  # what is scaled, and whether ReLU follows
+_Call: TypeAlias = tuple[HostRows, str, bool]  # what is scaled, and whether ReLU follows
 _TRANSPOSED = {"": "", "rows": "columns", "columns": "rows"}
 
 
-class _Outside(Exception):
-    """An edge names no node."""
-
-
 def _forward(x: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
-    """The product of ``_Product``; raises if an edge names no node."""
     rows, scaled, relu = call
     if bias is not None:
         bias = bias.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
-    out = rows.multiply(x.resolve_neg(), scaled, bias, relu)
-    if out is None:
-        raise _Outside
-    return out
+    return rows.multiply(x.resolve_neg(), scaled, bias, relu)
 
 
 class _Product(torch.autograd.Function):
@@ -183,20 +174,17 @@ class SampledGraph(Graph):
     """A short-lived graph of edges by target; see the module's docstring.
 
     Only for sums, means, maxima and minima over its edges: use :attr:`canonical` for all else.
-    Errors begin with ``layer``. ``copied`` is the tensor that ``rows`` will read, if nobody else
-    has a reference.
+    Errors begin with ``layer``.
     """
 
     has_pairs = False
 
-    def __init__(
-        self, rows: _Rows, layer: str, device: torch.device, copied: Tensor | None = None
-    ) -> None:
+    def __init__(self, rows: HostRows, layer: str) -> None:
         # Only what callers read: a sampled graph is made at every step.
         self.short_lived, self.planned, self.weighted, self.calls = True, None, False, 0
         self.multiplicity, self.loops = None, "keep"
         self._by_target = rows
-        self._layer, self._device, self._copied = layer, device, copied
+        self._layer = layer
         self._scales: dict[torch.dtype, Tensor] = {}  # of convolve
         self._canonical: Graph | None = None
 
@@ -206,15 +194,14 @@ class SampledGraph(Graph):
 
     @property
     def has_loops(self) -> bool:
-        """Whether an edge leads from a node to itself, once the edges are read."""
+        """Whether an edge leads from a node to itself."""
         return self._by_target.has_loops
 
     @property
     def canonical(self) -> Graph:
         """The same graph in canonical form, made at first use."""
         if self._canonical is None:
-            with building(self._device, self._layer):
-                self._read()
+            with building(self._by_target.csr.device, self._layer):
                 csr, given_as = self._by_target.csr, self._by_target.given_as
                 target, source = csr.row_ids(), csr.indices.long()
                 if given_as is not None:
@@ -232,10 +219,7 @@ class SampledGraph(Graph):
     ) -> Tensor:  # fmt: skip
         if weights is None and reduce in ("sum", "mean") and self._takes(x):
             scaled = "rows" if reduce == "mean" else ""
-            try:
-                return self._multiply(_cast(x), scaled, bias, relu)
-            except _Outside:
-                pass
+            return self._multiply(_cast(x), scaled, bias, relu)
         weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.aggregate(x, weights, reduce=reduce, bias=bias, relu=relu)
 
@@ -247,25 +231,12 @@ class SampledGraph(Graph):
         apply = _Product.apply if wraps else _apply
         return apply(x, bias, call)  # type: ignore[no-any-return]
 
-    def _read(self) -> None:
-        """Read the edges if no product has; raise if one names no node."""
-        rows = self._by_target
-        if rows.read():
-            return
-        assert isinstance(rows, EdgeRows) and rows.unread is not None
-        target = int(rows.by_target)
-        names = edge_names(self._layer, rows.by_target)
-        from_coordinates(names, rows.unread[target], rows.unread[1 - target], None, self.shape)
-        raise AssertionError("an edge was outside, and is not")
-
     def gradient(
         self, grad: Tensor, weights: Weights | None = None, *, reduce: str = "sum"
     ) -> Tensor:
         if weights is None and reduce in ("sum", "mean") and self._takes(grad):
             scaled = "columns" if reduce == "mean" else ""
-            found = self._by_target.transposed.multiply(grad.resolve_neg(), scaled)
-            if found is not None:
-                return found
+            return self._by_target.transposed.multiply(grad.resolve_neg(), scaled)
         weights, reduce = of_canonical(self.canonical, weights, reduce)
         return self.canonical.gradient(grad, weights, reduce=reduce)
 
@@ -281,7 +252,6 @@ class SampledGraph(Graph):
         if not self._takes(x):
             return None
         with unwatched():
-            self._read()
             if self._by_target.has_loops:
                 return None
             wide = torch.float64 if x.dtype is torch.float64 else torch.float32
@@ -293,7 +263,6 @@ class SampledGraph(Graph):
         inner = x * scale  # in float32 at least
         if transposed:
             product = self._by_target.transposed.multiply(inner.to(x.dtype), "")
-            assert product is not None  # the edges are read
         else:
             product = self._multiply(inner.to(x.dtype), "", None, False)
         out = product + inner
@@ -306,7 +275,6 @@ class SampledGraph(Graph):
             self.calls <= SHORT_LIVED_CALLS
             and type(x) in (Tensor, torch.nn.Parameter)
             and x.dim() == 2
-            and x.shape[1] <= MAX_WIDTH
             and x.layout is torch.strided
             and x.dtype in VALUE_DTYPES
             and plain_call()
@@ -339,22 +307,17 @@ def takes_sampled(device: torch.device) -> bool:
 def make_sampled(
     layer: str, edge_index: Tensor, by_target: bool, shape: tuple[int, int]
 ) -> SampledGraph | None:
-    """Return a sampled graph; None on other devices, without edges, or, on the CPU, if an edge
-    names no node (the canonical form raises the error). On a GPU the first product finds it.
+    """Return a sampled graph; None on other devices, without edges, or if an edge names no node
+    (the canonical form raises the error).
 
     Targets are in ``edge_index[by_target]``. Errors begin with ``layer``.
     """
     count = edge_index.shape[1]
     if not takes_sampled(edge_index.device) or not count or max(count, *shape) >= MAX_COUNT:
         return None
-    kind: type[EdgeRows] | type[HostRows] = EdgeRows if edge_index.is_cuda else HostRows
     with unwatched():
-        given = edge_index.long()
-        rows = kind.of_edges(given, by_target, shape)
-    if rows is None:
-        return None
-    # No reference to the caller's edges: the cache would keep them alive.
-    return SampledGraph(rows, layer, edge_index.device, None if given is edge_index else given)
+        rows = HostRows.of_edges(edge_index.long(), by_target, shape)
+    return None if rows is None else SampledGraph(rows, layer)
 
 
 _UNCHANGED = contextlib.nullcontext()

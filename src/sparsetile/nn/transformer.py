@@ -115,7 +115,9 @@ class TransformerConv(HeadsLayer):
             As in PyG, False returns the attention as well; only None does not. It is that before
             dropout.
         """
-        x_src, x_dst, graph, features = self._read(x, edge_index, edge_attr)
+        x_src, x_dst, graph, features = self._read(
+            x, edge_index, edge_attr, fresh=return_attention_weights is None
+        )
         x_dst = self._of_targets(x_dst)
         if features is None and self.lin_edge is not None:
             raise type_error(

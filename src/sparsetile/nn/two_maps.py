@@ -75,9 +75,7 @@ class TwoMaps(nn.Module):
             arguments.features(self._name, "x", targets, self._widths[1])
         if -1 in self._widths:
             materialise(self._name, (of_neighbours, sources), (of_targets, targets))
-        graph, reduce, weights = reduction(
-            self._name, given, sizes, sources.device, self.flow, self.aggr
-        )
+        graph, reduce, weights = reduction(self._name, given, sizes, sources, self.flow, self.aggr)
         return Call(sources, targets, graph, weights, reduce)
 
     def extra_repr(self) -> str:

@@ -32,6 +32,8 @@ __all__ = ["LAYERS", "new_forward"]
 # to PyG on a GPU: ours takes the host 2.8 ms a step whatever the size (H200, 8 heads: PyG 1.9 ms at
 # 89,000 edges × 8 channels, 2.6 at 89,000 × 32; 4.9 at 186,000 × 32, where ours takes 3.8).
 LEAST_BY_HEAD = 3_500_000
+# Layers that need no plan of a GPU's edges, unless edges have features or attention is dropped.
+_WITHOUT_PLAN = ("GATConv", "GATv2Conv", "TransformerConv")
 _EDGE_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
 
@@ -166,7 +168,7 @@ def _refusal(layer: Any, given: dict[str, Any]) -> str:
 def _needs_no_plan(layer: Any, edges: Tensor, given: dict[str, Any]) -> bool:
     """Whether a layer multiplies edges of a GPU that are new in each step as they are."""
     return (
-        type(layer).__name__ == "GATConv"
+        type(layer).__name__ in _WITHOUT_PLAN
         and edges.device.type == GROUPED_ON
         and layer.edge_dim is None
         and given.get("return_attention_weights") is None

@@ -26,7 +26,8 @@
 // all multiples: a row of more than `segment` entries has room for its pieces there, and no two
 // rows meet. So places need no atomics.
 //
-// With `kValues` a value for each entry instead, from the numbers of entries of A's rows.
+// Then, if they are wanted, values of the entries from the numbers of entries of A's rows. With
+// `kValues` nothing else: rows were grouped before.
 //
 // Threads: kThreads; no more thread blocks than fit the GPU at once (a cooperative launch). Shared
 // memory: counters of 16 bits for each digit and warp, bases of digits.
@@ -407,7 +408,7 @@ __device__ __forceinline__ void sort_entries(const Params& p, const Job& job, in
 }
 
 __device__ __forceinline__ float entries_of(const Params& p, int row) {
-  return static_cast<float>(__ldg(p.indptr + row + 1) - __ldg(p.indptr + row));
+  return static_cast<float>(__ldcg(p.indptr + row + 1) - __ldcg(p.indptr + row));
 }
 
 __device__ __forceinline__ void store_value(const Params& p, void* values, int i, float value) {
@@ -421,15 +422,15 @@ __device__ __forceinline__ void store_value(const Params& p, void* values, int i
 
 // Values of a matrix whose rows or columns are counted by A's row pointers.
 __device__ __forceinline__ void make_values(const Params& p, const Job& job, void* values) {
-  const int count = static_cast<int>(__ldg(job.indptr + job.key_count));
+  const int count = static_cast<int>(__ldcg(job.indptr + job.key_count));
   const int step = gridDim.x * kThreads;
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < count; i += step) {
-    const float column = entries_of(p, __ldg(job.columns + i));
+    const float column = entries_of(p, __ldcg(job.columns + i));
     float value = 0.0f;
     if (p.rule == kMean) {
       value = column > 0.0f ? 1.0f / column : 0.0f;
     } else {
-      const float row = entries_of(p, __ldg(job.sorted + i));
+      const float row = entries_of(p, __ldcg(job.sorted + i));
       // A node without entering edges counts 0.
       if (column > 0.0f && row > 0.0f) value = (1.0f / sqrt(row)) * (1.0f / sqrt(column));
     }
@@ -439,13 +440,14 @@ __device__ __forceinline__ void make_values(const Params& p, const Job& job, voi
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     group_entries(const __grid_constant__ Params p) {
-  if constexpr (kValues) {
-    if (p.values != nullptr) make_values(p, forward_job(p), p.values);
-    if (p.t_values != nullptr) make_values(p, transposed_job(p), p.t_values);
-  } else {
-    int round = 0;
+  int round = 0;
+  const bool valued = p.values != nullptr || p.t_values != nullptr;
+  if constexpr (!kValues) {
     if (p.sorts) sort_entries(p, forward_job(p), round);
     if (p.transposes) sort_entries(p, transposed_job(p), round);
-    end_barriers(p, round);
+    if (valued) grid_barrier(p, round);
   }
+  if (p.values != nullptr) make_values(p, forward_job(p), p.values);
+  if (p.t_values != nullptr) make_values(p, transposed_job(p), p.t_values);
+  if constexpr (!kValues) end_barriers(p, round);
 }
