@@ -43,6 +43,7 @@ class EntryTile:
     tokens: int
     ahead: int
     resident: int
+    let_next: bool = True
 
     @property
     def threads(self) -> int:
@@ -80,7 +81,7 @@ def entries_config(dtype: torch.dtype, tile: EntryTile) -> dict[str, ConfigValue
     """Constants of ``linear_entries.cu``."""
     return {
         "ELEMENT": ELEMENTS[dtype], "kParts": tile.parts, "kTokens": tile.tokens,
-        "kAhead": tile.ahead, "kMinBlocks": tile.resident,
+        "kAhead": tile.ahead, "kMinBlocks": tile.resident, "kLetNext": tile.let_next,
     }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class EntryLayer:
             "x_stride": X.stride(0), "c_stride": packed.rows, "cols": packed.cols,
             "zeros": entry_zeros(packed.steps), "n": X.shape[0], "paired": paired,
         }  # fmt: skip
-        return kernel.prepare((packed.blocks, 1, 1), tile.threads, params, _PATCH)
+        return kernel.prepare((packed.blocks, 1, 1), tile.threads, params, _PATCH, overlap=True)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x·Wᵀ + bias for x [..., columns]."""
