@@ -26,9 +26,10 @@ from torch.nn import functional
 
 from sparsetile.core.device import machine
 from sparsetile.core.streams import capturing, settle
-from sparsetile.formats.entry_streams import choose_parts, pack_entries
+from sparsetile.formats.entry_streams import EntryStreams, choose_parts, pack_entries
 from sparsetile.layers.entry_layer import EntryLayer, entry_reasons
 from sparsetile.layers.entry_layer_cost import entries_pay
+from sparsetile.layers.masked_rows import PACKED_COLUMNS, pack_masked, takes_rows
 from sparsetile.nn.dense_copy import BUILDING, keeps_dense
 from sparsetile.nn.host_choice import plan_on_host
 from sparsetile.nn.masks import spread
@@ -149,14 +150,20 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
     return made
 
 
+def _packed(layer: Layer, parts: int) -> EntryStreams:
+    weight, bits, cols = layer.weight.detach(), layer.mask_bits, layer.in_features
+    if takes_rows(weight, bits) and cols <= PACKED_COLUMNS:
+        return pack_masked(weight, bits, cols, parts)
+    return pack_entries(layer.to_dense(), layer.mask(), parts)
+
+
 @torch.no_grad()
 def _entries(layer: Layer, key: Hashable) -> Made:
-    mask, dense = layer.mask(), layer.to_dense()
+    weight: Tensor = layer.weight
+    made = _packed(layer, choose_parts(layer.out_features, machine(weight.device).processors))
     packed: EntryLayer | None = layer._packed
-    fits = packed is not None and packed.dtype is dense.dtype and packed.packed.rewrite(dense, mask)
-    if packed is None or not fits:
-        parts = choose_parts(dense.shape[0], machine(dense.device).processors)
-        packed = layer._packed = EntryLayer(pack_entries(dense, mask, parts), dense.dtype)
+    if packed is None or packed.dtype is not weight.dtype or not packed.packed.rewrite(made):
+        packed = layer._packed = EntryLayer(made, weight.dtype)
     return Made("entries", key, packed.nbytes, packed)
 
 
