@@ -1,24 +1,34 @@
 """Kernels that read kept weights with the bits of their places, a warp for each row.
 
 ``pack_entries.cu`` packs them for ``linear_entries.cu``, ``spread_masked.cu`` writes the dense
-weight.
+weight, ``linear_masked.cu`` multiplies with a token or a few.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from sparsetile.jit.params import ParamStruct, i32, pointer
+import torch
+
+from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
-from sparsetile.kernels.linear_entries import LONGEST_GAP
+from sparsetile.kernels.csr import ELEMENTS
+from sparsetile.kernels.linear_entries import ENTRY_TYPES, LONGEST_GAP
+from sparsetile.kernels.params import OPERANDS, ROW_BIAS
 from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
-    "PACK_ENTRIES", "SPREAD_MASKED", "SPREAD_WARPS", "pack_capacity", "pack_config",
+    "LINEAR_MASKED", "MASKED_TOKENS", "MASKED_WARPS", "PACK_ENTRIES", "SPREAD_MASKED",
+    "SPREAD_WARPS", "masked_config", "masked_shared", "pack_capacity", "pack_config",
     "pack_shared_bytes", "spread_config",
 ]  # fmt: skip
 
-SPREAD_WARPS = 8
+SPREAD_WARPS = MASKED_WARPS = 8
+# Most tokens of ``linear_masked.cu``, and the numbers that it is compiled for.
+MASKED_TOKENS = 4
+_TOKENS = (1, 2, 4)
+_COLUMNS = 1024  # of a row at once
 _BITS = (
     pointer("bits", "const unsigned char*", "[rows][row_bytes]: column 8 b + i is bit i of byte b"),
     pointer("weight", "const u16*", "kept weights, row by row"),
@@ -44,6 +54,24 @@ def pack_config(count: bool) -> dict[str, ConfigValue]:
 def spread_config() -> dict[str, ConfigValue]:
     """Constants of ``spread_masked.cu``."""
     return {"kWarps": SPREAD_WARPS}
+
+
+def masked_config(dtype: torch.dtype, tokens: int) -> dict[str, ConfigValue]:
+    """Constants of ``linear_masked.cu`` for this many tokens."""
+    compiled = next(each for each in _TOKENS if tokens <= each)
+    return {"ELEMENT": ELEMENTS[dtype], "kTokens": compiled, "kWarps": MASKED_WARPS}
+
+
+def masked_shared(tokens: int, cols: int) -> tuple[int, int]:
+    """Columns of X in shared memory, and its bytes."""
+    compiled = next(each for each in _TOKENS if tokens <= each)
+    padded = -(-cols // _COLUMNS) * _COLUMNS
+    return padded, 2 * compiled * padded
+
+
+def _masked_configs() -> Iterator[dict[str, ConfigValue]]:
+    for dtype, tokens in itertools.product(ENTRY_TYPES, _TOKENS):
+        yield masked_config(dtype, tokens)
 
 
 def _pack_configs() -> Iterator[dict[str, ConfigValue]]:
@@ -84,4 +112,22 @@ SPREAD_MASKED = KernelSpec(
         i32("row_bytes"),
     ),
     configs=_spread_configs,
+)
+
+LINEAR_MASKED = KernelSpec(
+    file="block_sparse/linear_masked.cu",
+    params=ParamStruct.of(
+        *(OPERANDS[0], pointer("c", "E::Storage*")),
+        *_BITS,
+        *ROW_BIAS,
+        i64("x_stride", "of rows of X (b), in elements"),
+        i64("c_stride", "of rows of Y (c)"),
+        i32("rows"),
+        i32("cols"),
+        i32("row_bytes"),
+        i32("padded", "columns of X in shared memory"),
+        i32("n", "tokens"),
+    ),
+    configs=_masked_configs,
+    shared_memory=True,
 )
