@@ -21,7 +21,13 @@ from tests.kernels.ptxas import recorded
         (1, 8, 448, 4096, EntryTile(8, 1, 2, 4)),
         (3, 8, 448, 4096, EntryTile(8, 4, 2, 4)),
         (8, 8, 448, 4096, EntryTile(8, 8, 2, 3)),
-        (1, 16, 128, 4096, EntryTile(16, 1, 2, 2)),
+        # One wave of five blocks an SM, if registers suffice; two waves of four.
+        (1, 8, 592, 3584, EntryTile(8, 1, 2, 5)),
+        (8, 8, 592, 3584, EntryTile(8, 8, 2, 3)),
+        (1, 8, 896, 4096, EntryTile(8, 1, 2, 4)),
+        # The next kernel's blocks find a place beside these.
+        (1, 16, 128, 4096, EntryTile(16, 1, 2, 2, True)),
+        (1, 16, 192, 4096, EntryTile(16, 1, 2, 2)),
         (1, 16, 128, 14336, EntryTile(16, 1, 4, 1)),
         (8, 16, 300, 14336, EntryTile(16, 8, 4, 1)),
     ],

@@ -92,7 +92,7 @@ class MaskedLinear(KeepsDense):
     mask_bits: Tensor
     _pattern = (_BITS,)
     _rewritten_by_graphs = False
-    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed")
+    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_rows")
 
     def __init__(
         self, in_features: int, out_features: int, kept: int, *, pattern: str = "unstructured",
@@ -337,7 +337,9 @@ class MaskedLinear(KeepsDense):
         }
 
     def method(self, tokens: int) -> str:
-        """Return what multiplies this many tokens in eval mode: dense, entries, 2:4 or plan.
+        """Return what multiplies this many tokens in eval mode.
+
+        dense, entries, kept, 2:4 or plan; see "Layers of single weights" of the pruned models' page.
 
         Examples
         --------
@@ -371,6 +373,7 @@ class MaskedLinear(KeepsDense):
             getattr(each, "product", None) is packed for each in captured
         )
         self._packed: Any = packed if kept else None
+        self._rows: Any = self.__dict__.get("_rows")
 
     def train(self, mode: bool = True) -> Self:
         """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""

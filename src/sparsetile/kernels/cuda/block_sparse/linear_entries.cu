@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
   // Only the weight is read before: it belongs to the layer, which waits whenever it is rewritten.
   ptx::wait_previous();
-  if constexpr (kLetNext) ptx::let_next_start();
+  if (p.let_next) ptx::let_next_start();
   if (threadIdx.x < kTokens) s_counts[threadIdx.x] = 0;
   const u32 any = p.paired ? stage_input<true>(p, s_x) : stage_input<false>(p, s_x);
   // An odd last column has a zero beside it already.
