@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_text
-from sparsetile.nn import MaskedLinear
+from sparsetile.nn import MaskedLinear, join_projections_
 
 __all__ = ["LLAMA_8B", "TINY", "Decoding", "LlamaSize", "make_model", "main", "measure"]
 
@@ -80,7 +80,7 @@ def make_model(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> nn.
 
 @torch.no_grad()
 def prune(model: nn.Module, sparsity: float) -> None:
-    """Drop weights of all projections of the decoder layers, at random."""
+    """Drop weights of all projections of the decoder layers, at random; join q, k and v."""
     for decoder in model.model.layers:
         for module in (decoder.self_attn, decoder.mlp):
             for name, linear in list(module.named_children()):
@@ -88,6 +88,7 @@ def prune(model: nn.Module, sparsity: float) -> None:
                     mask = _mask(linear.weight, sparsity)
                     made = MaskedLinear.from_dense(linear.weight, mask=mask)
                     setattr(module, name, made.requires_grad_(False).eval())
+    join_projections_(model)
 
 
 def _mask(weight: Tensor, sparsity: float) -> Tensor:
