@@ -31,7 +31,7 @@ from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_text
 from sparsetile.nn import MaskedLinear, join_projections_
 
-__all__ = ["LLAMA_8B", "TINY", "Decoding", "LlamaSize", "make_model", "main", "measure"]
+__all__ = ["LLAMA_8B", "TINY", "Decoding", "LlamaSize", "main", "make_model", "measure"]
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,21 @@ _ERROR = 0.05
 
 
 @torch.no_grad()
-def make_model(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def make_model(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> Any:
     """A Llama of random weights, made on its device."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    config = LlamaConfig(
-        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.inner,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads, max_position_embeddings=8192, tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "vocab_size": size.vocabulary, "hidden_size": size.hidden,
+        "intermediate_size": size.inner, "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads,
+        "max_position_embeddings": 8192, "tie_word_embeddings": False,
+        "attn_implementation": "sdpa",
+    }  # fmt: skip
+    config = LlamaConfig(**options)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
     model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
     generator = torch.Generator(device).manual_seed(0)
@@ -79,7 +81,7 @@ def make_model(size: LlamaSize, device: torch.device, dtype: torch.dtype) -> nn.
 
 
 @torch.no_grad()
-def prune(model: nn.Module, sparsity: float) -> None:
+def prune(model: Any, sparsity: float) -> None:
     """Drop weights of all projections of the decoder layers, at random; join q, k and v."""
     for decoder in model.model.layers:
         for module in (decoder.self_attn, decoder.mlp):
@@ -118,7 +120,7 @@ class _LayerCache:
 class Decoding:
     """Greedy decoding of a model with a static cache."""
 
-    def __init__(self, model: nn.Module, size: LlamaSize, batch: int, compiled: bool) -> None:
+    def __init__(self, model: Any, size: LlamaSize, batch: int, compiled: bool) -> None:
         self.model, self.size, self.batch = model, size, batch
         like = model.lm_head.weight
         self.position = torch.zeros(1, dtype=torch.int64, device=like.device)
@@ -143,7 +145,8 @@ class Decoding:
             x = layer(
                 decoder, x, attention_mask=seen, past_key_values=cache, position_embeddings=rotary
             )
-        return self.model.lm_head(inner.norm(x[:, -1]))
+        logits: Tensor = self.model.lm_head(inner.norm(x[:, -1]))
+        return logits
 
     @torch.no_grad()
     def read(self, prompt: Tensor) -> None:

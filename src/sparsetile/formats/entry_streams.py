@@ -173,7 +173,7 @@ def pack_entries(dense: Tensor, mask: Tensor, parts: int) -> EntryStreams:
     lengths = torch.cat([torch.zeros(0, dtype=torch.int64, device=device),
                          *(each.lengths() for each in placed)])  # fmt: skip
     made = place_rows(lengths, cols, parts)
-    total, blocks = len(made.stream), made.blocks
+    total = len(made.stream)
     offsets = made.offsets.long()
     steps = made.offsets.diff() // parts
     order = made.row_ids.flatten()[:rows].long()

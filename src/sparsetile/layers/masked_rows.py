@@ -114,8 +114,7 @@ def spread_masked(weight: Tensor, bits: Tensor, cols: int) -> Tensor:
 @torch.no_grad()
 def pack_masked(weight: Tensor, bits: Tensor, cols: int, parts: int) -> EntryStreams:
     """As ``pack_entries`` of the dense weight, for at most ``PACKED_COLUMNS`` columns."""
-    rows, row_bytes = bits.shape
-    index = bits.device.index
+    row_bytes, index = bits.shape[1], bits.device.index
     lengths, before = _count(bits, cols)
     made = place_rows(lengths, cols, parts)
     with on_device(index):
@@ -147,16 +146,13 @@ class MaskedRows:
 
     def __init__(self, weight: Tensor, bits: Tensor, cols: int) -> None:
         self.cols = cols
+        self.kept_begin = torch.empty(len(bits) + 1, dtype=torch.int64, device=bits.device)
         self.rewrite(weight, bits)
         self._launches = KeptLaunches[_Key, PreparedLaunch]()
 
     def rewrite(self, weight: Tensor, bits: Tensor) -> None:
         """Take other weights and bits of the same sizes."""
-        begin = _count(bits, self.cols)[1]
-        if hasattr(self, "kept_begin"):
-            self.kept_begin.copy_(begin)
-        else:
-            self.kept_begin = begin
+        self.kept_begin.copy_(_count(bits, self.cols)[1])
         self.weight, self.bits = weight.detach(), bits
 
     @property

@@ -49,6 +49,6 @@ __all__ = [
     "GraphConv", "MaskedLinear", "PruneSchedule", "RGCNConv", "SAGEConv", "SparseConfig",
     "SparseLinear", "SparseSwiGLU", "TransformerConv", "aggregate", "attention_blocks", "calibrate",
     "captured", "clear_graph_cache", "densify_", "enable_from_pretrained", "gcn_plan",
-    "join_projections_", "load_sparse_", "lora_config", "pattern_of", "report", "sparse_attention", "sparsify_",
-    "split_experts_", "to_hetero", "use_sparse_attention_",
+    "join_projections_", "load_sparse_", "lora_config", "pattern_of", "report", "sparse_attention",
+    "sparsify_", "split_experts_", "to_hetero", "use_sparse_attention_",
 ]  # fmt: skip

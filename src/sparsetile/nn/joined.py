@@ -1,7 +1,7 @@
 """join_projections_: pruned projections that read the same x as one product.
 
-Attention calls ``q_proj``, ``k_proj`` and ``v_proj`` with the same x. With a token or a few, each of
-them takes a launch, and the small ones cannot fill a GPU. Their weights are stacked in one
+Attention calls ``q_proj``, ``k_proj`` and ``v_proj`` with the same x. With a token or a few, each
+of them takes a launch, and the small ones cannot fill a GPU. Their weights are stacked in one
 ``MaskedLinear``. The first of them multiplies by all; the others return their share of the result.
 """
 

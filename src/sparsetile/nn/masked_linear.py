@@ -339,7 +339,7 @@ class MaskedLinear(KeepsDense):
     def method(self, tokens: int) -> str:
         """Return what multiplies this many tokens in eval mode.
 
-        dense, entries, kept, 2:4 or plan; see "Layers of single weights" of the pruned models' page.
+        ``dense``, ``entries``, ``kept`` (the weights as they are stored), ``2:4`` or ``plan``.
 
         Examples
         --------
@@ -483,7 +483,10 @@ class MaskedLinear(KeepsDense):
     def _inference(self, x: Tensor) -> Tensor:
         """The product without gradients, by what is predicted to be fastest."""
         if type(x) is Tensor and plain_call():
-            made = self._prepared(x.shape[:-1].numel())
+            tokens = x.shape[:-1].numel()
+            made = self._prepared(tokens)
             if made is not None:
                 return made(x, self.bias)
+            if self._dense is None and masked_product.writes_out(self, tokens):
+                return functional.linear(x, self.to_dense(), self.bias)
         return functional.linear(x, self._dense_copy(), self.bias)

@@ -44,7 +44,7 @@ from sparsetile.nn.host_choice import plan_on_host
 from sparsetile.nn.masks import spread
 from sparsetile.plan.planner import plan
 
-__all__ = ["METHODS", "Made", "made_for", "method_of", "register"]
+__all__ = ["METHODS", "Made", "made_for", "method_of", "register", "writes_out"]
 
 # A ``MaskedLinear``, whose file imports this one.
 Layer: TypeAlias = Any
@@ -53,6 +53,8 @@ METHODS = ("dense", "entries", "kept", "2:4", "plan")
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 # Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
 _SEMI_STRUCTURED_FLOPS = 5.5e11
+# Tokens from which a dense weight that is not there is not kept.
+_WRITTEN_TOKENS = 16384
 # Tokens that a plan is made for; it multiplies any number.
 _PLANNED = 16
 
@@ -131,6 +133,15 @@ def _predicted(layer: Layer, tokens: int) -> str:
         rows * cols, weight.numel(), tokens, weight.dtype.itemsize
     )
     return "plan" if planned else "dense"
+
+
+def writes_out(layer: Layer, tokens: int) -> bool:
+    """Whether a dense weight is written out for one product and not kept.
+
+    Writing takes as long as 350 tokens' share of the product (``spread_masked.cu``, an H200): from
+    here on about 2 % of the time, for the bytes of a dense copy.
+    """
+    return tokens >= _WRITTEN_TOKENS and takes_rows(layer.weight, layer.mask_bits)
 
 
 def made_for(layer: Layer, tokens: int) -> Made | None:
@@ -227,8 +238,8 @@ _IN_PLACE = ("entries", "kept")
 
 # -- under torch.compile -----------------------------------------------------------------------
 
-# Live layers, and those found by the addresses of their tensors. A compiled graph has the tensors as
-# inputs and names no layer, so that layers of equal sizes share one graph.
+# Live layers, and those found by the addresses of their tensors. A compiled graph has the tensors
+# as inputs and names no layer, so that layers of equal sizes share one graph.
 _layers: weakref.WeakSet[Any] = weakref.WeakSet()
 _owners: dict[tuple[int, ...], weakref.ref[Any]] = {}
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")

@@ -1,10 +1,10 @@
 // Y = X . A^T + bias for up to kTokens tokens (rows of X) and A as kept weights of 16 bits and the
-// bits of their places, as a layer stores them: nothing is kept beside. Bound by the loads of single
-// values, which do not become fewer with sparsity: slower than linear_entries.cu.
+// bits of their places, as a layer stores them: nothing is kept beside. Bound by the loads of
+// single values, which do not become fewer with sparsity: slower than linear_entries.cu.
 //
-// A warp takes a row at a time, 1024 columns at once: each lane four times eight columns, whose bits
-// are a byte. The numbers of bits before are summed over the warp for all four together, a byte for
-// each: without a lane's own bits they are at most 248. A dropped weight is a zero that is
+// A warp takes a row at a time, 1024 columns at once: each lane four times eight columns, whose
+// bits are a byte. The numbers of bits before are summed over the warp for all four together, a
+// byte for each: without a lane's own bits they are at most 248. A dropped weight is a zero that is
 // multiplied: results are those of the dense product also if X is not finite.
 //
 // Shared memory: X [kTokens][p.padded], 16 bits, zeros past the last column.

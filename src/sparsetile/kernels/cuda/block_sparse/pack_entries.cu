@@ -1,5 +1,5 @@
-// Kept weights of a layer and the bits of their places -> the streams of linear_entries.cu, or, with
-// kCount, only the lengths of the rows. What a stream is stands in formats/entry_streams.py.
+// Kept weights of a layer and the bits of their places -> the streams of linear_entries.cu, or,
+// with kCount, only the lengths of the rows. What a stream is stands in formats/entry_streams.py.
 //
 // One warp for each row. A lane reads the bits of 32 columns and finds with the warp how many kept
 // weights and entries come before its own, so that all lanes write their entries at once. Entries
