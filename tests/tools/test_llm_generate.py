@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
+from tools.llm_generate import TINY, Decoding, make_model, prune
 
 from sparsetile.nn import MaskedLinear
 from tools import llm_generate
-from tools.llm_generate import TINY, Decoding, make_model, prune
 
 CPU = torch.device("cpu")
 PROMPT = torch.arange(8)[None]
