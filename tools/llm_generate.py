@@ -5,8 +5,9 @@
 A ``LlamaForCausalLM`` of transformers with the sizes of Llama-3-8B, in BF16. Its weights are made
 and pruned on the GPU. Prompts are read by the eager model into a static cache. A new token is then
 one replay of a CUDA graph: embedding, all layers, head, and the choice of the most likely token.
-Each decoder layer is compiled by ``torch.compile`` in its default mode, once for all layers, and so
-is the dense model's. Embedding and head are dense in both.
+What lies between the linear layers of a decoder layer is compiled by ``torch.compile`` in its
+default mode, once for all layers, in the dense model and in the pruned ones. Embedding and head are
+dense in both.
 
 The record has the environment in its first line, then one line for each sparsity and batch. The
 logits of a step are compared with those of a model that multiplies the dense weights. Exit code 1
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_text
 from sparsetile.nn import MaskedLinear, join_projections_
+from sparsetile.nn.joined import JoinedPart
 
 __all__ = ["LLAMA_8B", "TINY", "Decoding", "LlamaSize", "main", "make_model", "measure"]
 
@@ -103,6 +105,15 @@ def _mask(weight: Tensor, sparsity: float) -> Tensor:
     return mask
 
 
+def _leave_out_linear(decoder: nn.Module) -> None:
+    """Let linear layers run outside of compiled graphs, which then hold for all decoder layers."""
+    for module in decoder.modules():
+        if isinstance(module, (nn.Linear, JoinedPart)) or (
+            isinstance(module, MaskedLinear) and "forward" not in vars(module)
+        ):
+            module.forward = torch.compiler.disable(module.forward)
+
+
 class _LayerCache:
     """Keys and values of one decoder layer, as its attention asks for them."""
 
@@ -130,9 +141,11 @@ class Decoding:
             _LayerCache(size, batch, like, self.position) for _ in range(size.layers)
         ]  # fmt: skip
         forward = type(model.model.layers[0]).forward
-        self._layer = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
+        self._layer = torch.compile(forward, dynamic=False) if compiled else forward
         for decoder in model.model.layers:
             decoder.self_attn.layer_idx = 0  # so that layers share a compiled graph
+            if compiled:
+                _leave_out_linear(decoder)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def _forward(self, layer: Callable[..., Tensor], tokens: Tensor, positions: Tensor) -> Tensor:

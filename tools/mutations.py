@@ -294,7 +294,7 @@ part * 32] = previous => part * 32] = next  # a part begins too late
 [block_sparse/spread_masked.cu, spread]
 from += __shfl_sync(kWarp, upto, 31) => from += 0  # the row's first weights again
 if (inside < 8) mine &= => if (false) mine &=  # bits past the last column
-mine & ((1u << i) - 1) => mine & ((2u << i) - 1)  # the next weight
+__ldg(from + next++) => __ldg(from + ++next)  # the next weight
 [block_sparse/linear_masked.cu, kept]
 if (lane == 0) before = 0; =>   # lane 0 adds another lane's bits
 (last >> 8 * i & 0xff) => 0  # forgets the last lane's weights

@@ -221,36 +221,6 @@ def test_compiles_without_graph_breaks(mode):
         torch.testing.assert_close(compiled(x), layer(x))
 
 
-@torch.no_grad()
-def test_layers_of_a_size_share_a_compiled_graph():
-    torch._dynamo.reset()
-    made = []
-
-    def backend(graph, inputs):
-        made.append(graph)
-        return graph
-
-    layers = [layer_of().eval(), MaskedLinear.from_linear(nn.Linear(64, 48), sparsity=0.6).eval()]
-    compiled = torch.compile(MaskedLinear.forward, backend=backend, fullgraph=True)
-    x = torch.randn(5, 64)
-    for _ in range(2):
-        for layer in layers:
-            torch.testing.assert_close(compiled(layer, x), layer(x))
-            layer.weight.data = layer.weight.data.clone()  # at another address
-            layer.to(torch.float64).to(torch.float32)
-    assert len(made) == 1
-
-
-@torch.no_grad()
-def test_a_compiled_graph_multiplies_copies_of_a_layers_tensors():
-    layer, x = layer_of().eval(), torch.randn(5, 64)
-    tensors = layer.weight.clone(), layer.bias.clone(), layer.mask_bits.clone()
-    found = torch.ops.sparsetile.masked_linear(x, *tensors, 48)
-    torch.testing.assert_close(found, layer(x))
-    found = torch.ops.sparsetile.masked_linear(x, tensors[0], None, tensors[2], 48)
-    torch.testing.assert_close(found, layer(x) - layer.bias)
-
-
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_traces_and_inference_mode(mode):
     layer, x = layer_of(), torch.randn(5, 64)

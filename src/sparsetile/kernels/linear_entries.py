@@ -34,6 +34,8 @@ _MORE_WARPS = 40  # if the grid then is one wave; with 48 registers a thread
 _MORE_TOKENS = 4  # up to which these registers suffice
 # Columns from which four steps are loaded ahead if an SM has one block: X takes longer to copy.
 _LONG = 8192
+# Steps of a warp from which that pays: with fewer, two blocks start sooner.
+_MANY_STEPS = 17
 _RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
@@ -83,7 +85,7 @@ def choose_entry_tile(
     one_wave = resident * processors < blocks <= more * processors
     if one_wave and compiled <= _MORE_TOKENS and fitting >= more:
         resident = more
-    alone = resident == 1 or blocks <= processors
+    alone = resident == 1 or (blocks <= processors and steps >= _MANY_STEPS)
     if parts == ENTRY_PARTS[-1] and alone and cols >= _LONG:
         return EntryTile(parts, compiled, 4, 1)
     return EntryTile(parts, compiled, 2, resident, 2 * blocks <= resident * processors)

@@ -92,7 +92,7 @@ class MaskedLinear(KeepsDense):
     mask_bits: Tensor
     _pattern = (_BITS,)
     _rewritten_by_graphs = False
-    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_rows")
+    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_rows", "_number")
 
     def __init__(
         self, in_features: int, out_features: int, kept: int, *, pattern: str = "unstructured",
@@ -114,7 +114,7 @@ class MaskedLinear(KeepsDense):
             (out_features, -(-in_features // 8)), dtype=torch.uint8, device=device
         )  # fmt: skip
         self.register_buffer(_BITS, bits)
-        masked_product.register(self)
+        self._number = masked_product.numbered(self)
         self._forget()
 
     # -- to and from dense layers ---------------------------------------------------------------
@@ -388,7 +388,7 @@ class MaskedLinear(KeepsDense):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        masked_product.register(self)
+        self._number = masked_product.numbered(self)
         self._forget()
 
     def _load_from_state_dict(
@@ -471,7 +471,7 @@ class MaskedLinear(KeepsDense):
             return functional.linear(x, self.to_dense(), bias)
         if compiling:
             rows = self.out_features
-            return torch.ops.sparsetile.masked_linear(x, weight, bias, self.mask_bits, rows)
+            return torch.ops.sparsetile.masked_linear(x, weight, bias, self._number, rows)
         if apart:
             return functional.linear(x, self._dense_copy(), bias)
         return self._inference(x)

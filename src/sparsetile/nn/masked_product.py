@@ -17,6 +17,7 @@ replays read it there.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
@@ -41,10 +42,9 @@ from sparsetile.layers.masked_rows import (
 )
 from sparsetile.nn.dense_copy import BUILDING, keeps_copies
 from sparsetile.nn.host_choice import plan_on_host
-from sparsetile.nn.masks import spread
 from sparsetile.plan.planner import plan
 
-__all__ = ["METHODS", "Made", "made_for", "method_of", "register", "writes_out"]
+__all__ = ["METHODS", "Made", "made_for", "method_of", "numbered", "writes_out"]
 
 # A ``MaskedLinear``, whose file imports this one.
 Layer: TypeAlias = Any
@@ -238,49 +238,23 @@ _IN_PLACE = ("entries", "kept")
 
 # -- under torch.compile -----------------------------------------------------------------------
 
-# Live layers, and those found by the addresses of their tensors. A compiled graph has the tensors
-# as inputs and names no layer, so that layers of equal sizes share one graph.
-_layers: weakref.WeakSet[Any] = weakref.WeakSet()
-_owners: dict[tuple[int, ...], weakref.ref[Any]] = {}
+# Layers by number: a compiled graph has the number, the operator finds the layer's copies by it.
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 _LIB = torch.library.Library("sparsetile", "FRAGMENT")
-_LIB.define("masked_linear(Tensor x, Tensor weight, Tensor? bias, Tensor bits, int rows) -> Tensor")
+_LIB.define("masked_linear(Tensor x, Tensor weight, Tensor? bias, int layer, int rows) -> Tensor")
 
 
-def register(layer: Layer) -> None:
-    """Let compiled graphs find a layer."""
-    _layers.add(layer)
+def numbered(layer: Layer) -> int:
+    """Give a layer a number, by which a compiled graph names it."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
 
 
-def _addresses(weight: Tensor, bias: Tensor | None, bits: Tensor) -> tuple[int, ...]:
-    return (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), bits.data_ptr())
-
-
-def _own_addresses(layer: Layer) -> tuple[int, ...]:
-    return _addresses(layer.weight, layer.bias, layer.mask_bits)
-
-
-def _owner(addresses: tuple[int, ...]) -> Layer | None:
-    """Return the layer that has these tensors now, None if there is none."""
-    known = _owners.get(addresses)
-    layer = None if known is None else known()
-    if layer is not None and _own_addresses(layer) == addresses:
-        return layer
-    with BUILDING:
-        live = {_own_addresses(each): weakref.ref(each) for each in list(_layers)}
-        _owners.clear()
-        _owners.update(live)
-    known = live.get(addresses)
-    return None if known is None else known()
-
-
-def _masked_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, rows: int
-) -> Tensor:
-    """The product of the layer that the tensors are of."""
-    layer = _owner(_addresses(weight, bias, bits))
-    if layer is None:  # copies
-        return functional.linear(x, spread(weight, bits, x.shape[-1]), bias)
-    return layer._inference(x)  # type: ignore[no-any-return]
+def _masked_linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: int, rows: int) -> Tensor:
+    """The product of the layer; weight and bias are its own, so that graphs have them as inputs."""
+    return _layers[layer]._inference(x)  # type: ignore[no-any-return]
 
 
 for _key in ("CPU", "CUDA"):
@@ -288,5 +262,5 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("sparsetile::masked_linear", lib=_LIB)
-def _(x, weight, bias, bits, rows):  # type: ignore[no-untyped-def]
+def _(x, weight, bias, layer, rows):  # type: ignore[no-untyped-def]
     return x.new_empty((*x.shape[:-1], rows))

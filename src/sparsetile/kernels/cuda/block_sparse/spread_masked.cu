@@ -29,11 +29,12 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps)
       const int other = __shfl_sync(kWarp, upto, lane - step);
       if (lane >= step) upto += other;
     }
-    const u16* next = from + upto - __popc(mine);
+    int next = upto - __popc(mine);  // counted up: population counts are slow
     u32 found[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      found[i] = mine >> i & 1 ? __ldg(next + __popc(mine & ((1u << i) - 1))) : 0;
+      found[i] = 0;
+      if (mine >> i & 1) found[i] = __ldg(from + next++);
     }
     if (whole && inside == 8) {
       *reinterpret_cast<uint4*>(to + column) =
