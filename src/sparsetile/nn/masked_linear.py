@@ -51,7 +51,8 @@ class MaskedLinear(KeepsDense):
     In eval mode ``prefer="speed"`` keeps what multiplies fastest beside the weights: for up to
     eight tokens on a GPU the kept values in the order of their kernel (``entries``), else a dense
     copy, torch's semi-structured form of a 2:4 weight, or a plan. :meth:`method` says which.
-    ``"memory"`` keeps nothing: each call writes the dense weight out.
+    ``"memory"`` keeps no other form: up to four tokens on a GPU are multiplied by the weights as
+    they are stored, in 16 bits; other calls write the dense weight out.
 
     CUDA graphs (``torch.cuda.graph``, ``torch.compile(mode="reduce-overhead")``) read what was kept
     when they were captured. After the weight changes, call the layer once outside of the graph, in
