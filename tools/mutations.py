@@ -98,6 +98,9 @@ SUITES = {
         first="tests/nn/test_gpu_sparse_linear.py::test_nothing_past_the_last_token_is_read",
     ),
     "entries": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "linear_entries"),
+    "pack": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "pack_entries"),
+    "spread": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "spread_masked"),
+    "kept": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "linear_masked"),
     "gat": Suite(("tests/nn/test_gpu_gat.py",), (), "autocast|compiled|memory|stored", "spmm_gat"),
     "edges": Suite(
         tuple(f"tests/nn/test_gpu_{layer}.py" for layer in ("gatv2", "transformer", "gine")),
@@ -291,6 +294,19 @@ column += (odd >> 24) + 8 => column += odd >> 24  # the next step's columns
 k < p.cols + p.zeros => k < p.cols  # what fills a row up meets anything
 found < s_counts[token] => false  # forgets dropped weights times Inf
 if (k + 1 < p.cols) => if (false)  # second columns of pairs that are not aligned
+[block_sparse/pack_entries.cu, pack]
+(next - previous - 1) / kGap => 0  # no entries between far ones
+(four | four >> 4) => four  # gaps of odd entries are those of even ones
+kept_upto = sum_upto(mine_kept, lane) => kept_upto = mine_kept  # the first weights for all lanes
+part * 32] = previous => part * 32] = next  # a part begins too late
+[block_sparse/spread_masked.cu, spread]
+from += __shfl_sync(kWarp, upto, 31) => from += 0  # the row's first weights again
+if (inside < 8) mine &= => if (false) mine &=  # bits past the last column
+__ldg(from + next++) => __ldg(from + ++next)  # the next weight
+[block_sparse/linear_masked.cu, kept]
+if (lane == 0) before = 0; =>   # lane 0 adds another lane's bits
+(last >> 8 * i & 0xff) => 0  # forgets the last lane's weights
+token < p.n && k < p.cols => token < p.n  # what lies behind X meets zeros
 [block_sparse/linear_blocks.cu, mma]
 kStages - 2>(); => kStages - 1>();  # reads a stage that is under way
 chunk ^ (row % 8) => chunk  # copies to other places than are read

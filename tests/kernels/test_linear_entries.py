@@ -21,14 +21,26 @@ from tests.kernels.ptxas import recorded
         (1, 8, 448, 4096, EntryTile(8, 1, 2, 4)),
         (3, 8, 448, 4096, EntryTile(8, 4, 2, 4)),
         (8, 8, 448, 4096, EntryTile(8, 8, 2, 3)),
-        (1, 16, 128, 4096, EntryTile(16, 1, 2, 2)),
-        (1, 16, 128, 14336, EntryTile(16, 1, 4, 1)),
+        # One wave of five blocks an SM, if registers suffice; two waves of four.
+        (1, 8, 592, 3584, EntryTile(8, 1, 2, 5)),
+        (8, 8, 592, 3584, EntryTile(8, 8, 2, 3)),
+        (1, 8, 896, 4096, EntryTile(8, 1, 2, 4)),
+        # The next kernel's blocks find a place beside these.
+        (1, 16, 128, 4096, EntryTile(16, 1, 2, 2, True)),
+        (1, 16, 192, 4096, EntryTile(16, 1, 2, 2)),
+        (1, 16, 128, 14336, EntryTile(16, 1, 2, 2, True)),
+        (4, 16, 128, 14336, EntryTile(16, 4, 4, 1)),
         (8, 16, 300, 14336, EntryTile(16, 8, 4, 1)),
     ],
 )
 def test_tiles_follow_tokens_and_columns(tokens, parts, blocks, cols, expected):
     found = choose_entry_tile(tokens, parts, blocks, cols, 16, 132, 228 * 1024)
     assert found == expected and found.threads == 32 * parts
+
+
+def test_many_steps_are_loaded_further_ahead():
+    found = choose_entry_tile(1, 16, 128, 14336, 17, 132, 228 * 1024)
+    assert found == EntryTile(16, 1, 4, 1)
 
 
 def test_inputs_are_kept_in_float32_or_as_they_are():

@@ -11,7 +11,9 @@ import sparsetile as st
 from sparsetile.formats.entry_streams import pack_entries
 from sparsetile.kernels.linear_entries import ENTRY_PARTS
 from sparsetile.layers.entry_layer import EntryLayer
+from sparsetile.layers.masked_rows import MaskedRows, pack_masked, spread_masked
 from sparsetile.nn import MaskedLinear, SparseConfig, masked_product, report, sparsify_
+from sparsetile.nn.masks import pack_bits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -175,6 +177,54 @@ def test_packing_on_the_gpu_gives_the_same_bytes():
     there, here = pack_entries(weight, mask, 8), pack_entries(weight.cpu(), mask.cpu(), 8)
     for name in ("stream", "offsets", "starts", "row_ids"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name))
+
+
+@pytest.mark.parametrize("rows, cols, share", [*SIZES, (70, 3000, 0.02), (64, 14336, 0.1)])
+def test_stored_weights_are_spread_packed_and_multiplied(rows, cols, share):
+    weight, mask = whole(rows, cols, share, torch.bfloat16)
+    weight, bits = weight + mask.bfloat16() * 4, pack_bits(mask)  # none is 0
+    if cols % 8:
+        bits[:, -1] |= 256 - (1 << cols % 8)  # ignored
+    assert torch.equal(spread_masked(weight[mask], bits, cols), weight)
+    for parts in ENTRY_PARTS:
+        found, wanted = (
+            pack_masked(weight[mask], bits, cols, parts),
+            pack_entries(weight, mask, parts),
+        )
+        assert found.steps == wanted.steps
+        for name in ("stream", "offsets", "starts", "row_ids"):
+            assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    product = MaskedRows(weight[mask], bits, cols)
+    bias = (torch.arange(rows, device="cuda") % 16 - 7).bfloat16()
+    for tokens in (1, 2, 3, 4):
+        aside = torch.cat([inputs(tokens, cols, torch.bfloat16)] * 2, 1)
+        aside[:, cols:] = torch.nan  # what lies behind x
+        x = aside[:, :cols]
+        exact = x.double() @ weight.double().T + bias
+        assert torch.equal(product(x, bias), exact.bfloat16())
+
+
+@pytest.mark.parametrize("prefer", ["speed", "memory"])
+@pytest.mark.parametrize("rows, cols", [(18944, 3584), (1024, 4096)])
+def test_a_layer_waits_for_its_input(rows, cols, prefer):
+    """Its first loads come before the previous kernel ends, and its output after."""
+    weight, mask = whole(rows, cols, 0.3, torch.bfloat16)
+    layer = MaskedLinear.from_dense(weight, mask=mask, prefer=prefer).eval()
+    xs = [inputs(1, cols, torch.bfloat16) * step for step in range(4)]
+    with torch.no_grad():
+        wanted = [layer(x).clone() for x in xs]
+        assert torch.equal(wanted[2], (xs[2].double() @ weight.double().T).bfloat16()[:1])
+        x, found = torch.empty_like(xs[0]), []
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for source in xs:
+                x.copy_(source)
+                y = layer(x)
+                found.append(y.clone())
+                y.fill_(torch.nan)
+        for _ in range(5):
+            graph.replay()
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_inf_and_nan_of_inputs_meet_dropped_weights_as_in_the_dense_product():

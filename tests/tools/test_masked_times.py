@@ -28,7 +28,34 @@ def test_the_table_of_a_record(tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize("words", [[], ["--dtype", "float32", "--out", "x"]])
+def test_preferences_have_a_table_of_their_own():
+    many = [
+        line(0.5, 1, 1.1, "kept") | {"prefer": "memory", "modes": True, "bytes": 57,
+                                     "dense_bytes": 100},
+        line(0.5, 16, 0.5, "dense") | {"prefer": "memory", "modes": True, "bytes": 56,
+                                       "dense_bytes": 100},
+    ]  # fmt: skip
+    few = [line(0.5, 1, 1.5, "entries") | {"bias": True, "dtype": "float16"}]
+    assert masked_times.table(few + many).splitlines() == [
+        "| layer | sparsity | 1 token |",
+        "| --- | ---: | ---: |",
+        "| 64×32, float16, bias | 50% | 1.50 |",
+        "",
+        "| prefer | sparsity | 1 token | 16 tokens |",
+        "| --- | ---: | ---: | ---: |",
+        "| memory | 50% | 1.10, 0.57 bytes | 0.50 (dense), 0.56 bytes |",
+    ]
+
+
+def test_a_record_has_both_preferences_biases_and_odd_widths():
+    found = masked_times.cases(((64, 32),), (0.5, 0.9), (1, 2))
+    assert found[0] == masked_times.Case((64, 32), 0.5, (1, 2)) and len(found) == 14
+    assert {case.prefer for case in found if case.modes} == {"speed", "memory"}
+    assert [case.shape for case in found if case.shape != (64, 32)] == [(63, 31)] * 2
+    assert sum(case.bias for case in found) == 2
+
+
+@pytest.mark.parametrize("words", [[], ["--dtype", "float16", "--out", "x"]])
 def test_refuses(words, capsys):
     with pytest.raises(SystemExit) as left:
         masked_times.main(words)

@@ -30,7 +30,7 @@ from sparsetile.kernels.linear_entries import (
     LONGEST_GAP,
 )
 
-__all__ = ["EntryStreams", "choose_parts", "pack_entries"]
+__all__ = ["EntryStreams", "choose_parts", "pack_entries", "place_rows"]
 
 _VALUES = ENTRY_ROWS * ENTRY_STEP  # 16-bit words of a step
 _STEP_WORDS = _VALUES + _VALUES // 4
@@ -62,15 +62,14 @@ class EntryStreams:
         parts = (self.stream, self.offsets, self.starts, self.row_ids)
         return sum(part.nbytes for part in parts)
 
-    def rewrite(self, dense: Tensor, mask: Tensor) -> bool:
-        """Pack another weight into the same memory; False if it does not fit.
+    def rewrite(self, made: EntryStreams) -> bool:
+        """Take over another packed weight in the same memory; False if it does not fit.
 
         Some of the kept weights always fit.
         """
-        same = (self.rows, self.cols) == tuple(dense.shape) and self.stream.device == dense.device
-        if not same:
+        same = (self.rows, self.cols, self.parts) == (made.rows, made.cols, made.parts)
+        if not same or self.stream.device != made.stream.device:
             return False
-        made = pack_entries(dense, mask, self.parts)
         if len(made.stream) > len(self.stream) or made.steps > self.steps:
             return False
         self.stream[: len(made.stream)] = made.stream
@@ -143,6 +142,28 @@ def _pieces(rows: int, cols: int) -> list[slice]:
 
 
 @torch.no_grad()
+def place_rows(lengths: Tensor, cols: int, parts: int) -> EntryStreams:
+    """Place rows of so many entries: streams and starts are still empty."""
+    rows, device = len(lengths), lengths.device
+    order = torch.argsort(lengths, descending=True, stable=True)
+    blocks = -(-rows // ENTRY_ROWS)
+    row_ids = torch.full((blocks * ENTRY_ROWS,), -1, dtype=torch.int32, device=device)
+    row_ids[:rows] = order
+    longest = lengths[order[::ENTRY_ROWS]]
+    steps = -(-longest // (parts * ENTRY_STEP))
+    offsets = torch.zeros(blocks + 1, dtype=torch.int32, device=device)
+    torch.cumsum(steps * parts, 0, out=offsets[1:])
+    most = steps.max() if blocks else offsets[-1]
+    total, most_steps = torch.stack([offsets[-1], most]).tolist()
+    return EntryStreams(
+        rows, cols, parts, most_steps,
+        torch.empty((total, _STEP_WORDS), dtype=torch.int16, device=device), offsets,
+        torch.empty((blocks, parts, ENTRY_ROWS), dtype=torch.int32, device=device),
+        row_ids.view(blocks, ENTRY_ROWS),
+    )  # fmt: skip
+
+
+@torch.no_grad()
 def pack_entries(dense: Tensor, mask: Tensor, parts: int) -> EntryStreams:
     """Pack the kept weights of a dense weight of 16 bits [rows, columns]."""
     rows, cols = dense.shape
@@ -151,19 +172,14 @@ def pack_entries(dense: Tensor, mask: Tensor, parts: int) -> EntryStreams:
     placed = [_Placed.of(mask, some) for some in _pieces(rows, cols)]
     lengths = torch.cat([torch.zeros(0, dtype=torch.int64, device=device),
                          *(each.lengths() for each in placed)])  # fmt: skip
-    order = torch.argsort(lengths, descending=True, stable=True)
-    blocks = -(-rows // ENTRY_ROWS)
-    row_ids = torch.full((blocks * ENTRY_ROWS,), -1, dtype=torch.int64, device=device)
-    row_ids[:rows] = order
-    longest = lengths[order[::ENTRY_ROWS]]
-    steps = -(-longest // (parts * ENTRY_STEP))
-    offsets = torch.zeros(blocks + 1, dtype=torch.int64, device=device)
-    offsets[1:] = (steps * parts).cumsum(0)
-    most = steps.max() if blocks else offsets[-1]
-    total, most_steps = torch.stack([offsets[-1], most]).tolist()
+    made = place_rows(lengths, cols, parts)
+    total = len(made.stream)
+    offsets = made.offsets.long()
+    steps = made.offsets.diff() // parts
+    order = made.row_ids.flatten()[:rows].long()
     values = torch.zeros(total * _VALUES, dtype=torch.int16, device=device)
     gaps = torch.zeros(total * _VALUES, dtype=torch.uint8, device=device)
-    starts = torch.full((blocks * parts * ENTRY_ROWS,), cols - 1, dtype=torch.int32, device=device)
+    starts = made.starts.fill_(cols - 1).flatten()
     position = torch.empty_like(order)
     position[order] = torch.arange(rows, device=device)
     for each in placed:
@@ -183,14 +199,10 @@ def pack_entries(dense: Tensor, mask: Tensor, parts: int) -> EntryStreams:
             start = each.column[of] - each.gap[of] - LONGEST_GAP * (number + 1)
             starts.scatter_(0, *_first(lane, within, start))
     even = gaps.view(-1, 2)
-    stream = torch.empty((total, _STEP_WORDS), dtype=torch.int16, device=device)
-    stream[:, :_VALUES] = values.view(total, _VALUES)
+    made.stream[:, :_VALUES] = values.view(total, _VALUES)
     packed = (even[:, 0] | even[:, 1] << 4).view(torch.int16)
-    stream[:, _VALUES:] = packed.view(total, _STEP_WORDS - _VALUES)
-    return EntryStreams(
-        rows, cols, parts, most_steps, stream, offsets.to(torch.int32),
-        starts.view(blocks, parts, ENTRY_ROWS), row_ids.view(blocks, ENTRY_ROWS).to(torch.int32),
-    )  # fmt: skip
+    made.stream[:, _VALUES:] = packed.view(total, _STEP_WORDS - _VALUES)
+    return made
 
 
 def _first(lane: Tensor, within: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

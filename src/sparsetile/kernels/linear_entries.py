@@ -30,19 +30,27 @@ ENTRY_PARTS = (8, 16)
 ENTRY_STEP, LONGEST_GAP = 8, 16
 _COUNTS = 32  # bytes of shared memory before X
 _WARPS = 32  # of an SM at once, if registers and shared memory allow
+_MORE_WARPS = 40  # if the grid then is one wave; with 48 registers a thread
+_MORE_TOKENS = 4  # up to which these registers suffice
 # Columns from which four steps are loaded ahead if an SM has one block: X takes longer to copy.
 _LONG = 8192
+# Steps of a warp from which that pays: with fewer, two blocks start sooner.
+_MANY_STEPS = 17
 _RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
 @dataclass(frozen=True)
 class EntryTile:
-    """``tokens`` that the kernel is compiled for, steps ``ahead``, and blocks of an SM at once."""
+    """``tokens`` that the kernel is compiled for, steps ``ahead``, and blocks of an SM at once.
+
+    ``let_next``: the next kernel's blocks may come beside this one's.
+    """
 
     parts: int
     tokens: int
     ahead: int
     resident: int
+    let_next: bool = False
 
     @property
     def threads(self) -> int:
@@ -65,15 +73,22 @@ def choose_entry_tile(
 ) -> EntryTile:  # fmt: skip
     """About 40 KB of loads of an SM in flight: 32 warps with two steps, or 16 with four.
 
-    ``steps`` are the most of a warp.
+    40 warps run if all blocks then run at once: a few blocks of a second wave would take as long as
+    the first. The next kernel's blocks come beside this one's if all of them find a place: else
+    they fill the SMs that are done first, and have to share them. ``steps`` are the most of a warp.
     """
     compiled = next(each for each in _TOKENS if tokens <= each)
-    shared = EntryTile(parts, compiled, 2, 1).shared_bytes(cols, entry_zeros(steps))
-    resident = max(min(_WARPS // parts, shared_processor // (shared + _RESERVED)), 1)
-    alone = resident == 1 or blocks <= processors
+    shared = EntryTile(parts, compiled, 2, 1).shared_bytes(cols, entry_zeros(steps)) + _RESERVED
+    fitting = shared_processor // shared
+    resident = max(min(_WARPS // parts, fitting), 1)
+    more = _MORE_WARPS // parts
+    one_wave = resident * processors < blocks <= more * processors
+    if one_wave and compiled <= _MORE_TOKENS and fitting >= more:
+        resident = more
+    alone = resident == 1 or (blocks <= processors and steps >= _MANY_STEPS)
     if parts == ENTRY_PARTS[-1] and alone and cols >= _LONG:
         return EntryTile(parts, compiled, 4, 1)
-    return EntryTile(parts, compiled, 2, resident)
+    return EntryTile(parts, compiled, 2, resident, 2 * blocks <= resident * processors)
 
 
 def entries_config(dtype: torch.dtype, tile: EntryTile) -> dict[str, ConfigValue]:
@@ -86,7 +101,8 @@ def entries_config(dtype: torch.dtype, tile: EntryTile) -> dict[str, ConfigValue
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, tokens, parts in itertools.product(ENTRY_TYPES, _TOKENS, ENTRY_PARTS):
-        for resident in range(1, _WARPS // parts + 1):
+        most = (_MORE_WARPS if tokens <= _MORE_TOKENS else _WARPS) // parts
+        for resident in range(1, most + 1):
             yield entries_config(dtype, EntryTile(parts, tokens, 2, resident))
         if parts == ENTRY_PARTS[-1]:
             yield entries_config(dtype, EntryTile(parts, tokens, 4, 1))
@@ -107,6 +123,7 @@ LINEAR_ENTRIES = KernelSpec(
         i32("zeros", "columns of zeros after X in shared memory"),
         i32("n", "tokens"),
         i32("paired", "pairs of X's columns are aligned to four bytes"),
+        i32("let_next", "whether the next kernel's blocks may come beside this one's"),
     ),
     configs=_configs,
     shared_memory=True,

@@ -94,8 +94,9 @@ class EntryLayer:
             "row_ids": packed.row_ids.data_ptr(), **row_bias_params(Epilogue(row_bias=bias)),
             "x_stride": X.stride(0), "c_stride": packed.rows, "cols": packed.cols,
             "zeros": entry_zeros(packed.steps), "n": X.shape[0], "paired": paired,
+            "let_next": tile.let_next,
         }  # fmt: skip
-        return kernel.prepare((packed.blocks, 1, 1), tile.threads, params, _PATCH)
+        return kernel.prepare((packed.blocks, 1, 1), tile.threads, params, _PATCH, overlap=True)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x·Wᵀ + bias for x [..., columns]."""

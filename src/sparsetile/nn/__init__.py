@@ -28,6 +28,7 @@ from sparsetile.nn.gin import GINConv
 from sparsetile.nn.gine import GINEConv
 from sparsetile.nn.graph_conv import GraphConv
 from sparsetile.nn.hetero import to_hetero
+from sparsetile.nn.joined import join_projections_
 from sparsetile.nn.linear import SparseLinear
 from sparsetile.nn.masked_linear import MaskedLinear
 from sparsetile.nn.masks import pattern_of
@@ -48,6 +49,6 @@ __all__ = [
     "GraphConv", "MaskedLinear", "PruneSchedule", "RGCNConv", "SAGEConv", "SparseConfig",
     "SparseLinear", "SparseSwiGLU", "TransformerConv", "aggregate", "attention_blocks", "calibrate",
     "captured", "clear_graph_cache", "densify_", "enable_from_pretrained", "gcn_plan",
-    "load_sparse_", "lora_config", "pattern_of", "report", "sparse_attention", "sparsify_",
-    "split_experts_", "to_hetero", "use_sparse_attention_",
+    "join_projections_", "load_sparse_", "lora_config", "pattern_of", "report", "sparse_attention",
+    "sparsify_", "split_experts_", "to_hetero", "use_sparse_attention_",
 ]  # fmt: skip

@@ -19,17 +19,21 @@ from sparsetile.core.streams import capturing, record_stream, settle
 from sparsetile.intake.identity import counter_tells, tensor_key
 from sparsetile.plan.modes import outside_modes
 
-__all__ = ["BUILDING", "KeepsDense", "keeps_dense"]
+__all__ = ["BUILDING", "KeepsDense", "keeps_copies", "keeps_dense"]
 
 # One lock for all layers: what another thread reads is not replaced.
 BUILDING = threading.RLock()
 
 
 def keeps_dense(module: KeepsDense) -> bool:
-    """Whether a dense copy may be kept: the weight is not trained, and writes are counted."""
+    """Whether a dense copy may be kept."""
+    return module.prefer == "speed" and keeps_copies(module)
+
+
+def keeps_copies(module: KeepsDense) -> bool:
+    """Whether what is made of a weight may be kept: it is not trained, and writes are counted."""
     return (
-        module.prefer == "speed"
-        and not module.training
+        not module.training
         and getattr(module, "weight_exponent", None) is None
         and counter_tells(module.weight)
         and not any([each.is_inference() for each in module._places()])  # these have no counter

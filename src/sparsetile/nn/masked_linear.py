@@ -51,7 +51,8 @@ class MaskedLinear(KeepsDense):
     In eval mode ``prefer="speed"`` keeps what multiplies fastest beside the weights: for up to
     eight tokens on a GPU the kept values in the order of their kernel (``entries``), else a dense
     copy, torch's semi-structured form of a 2:4 weight, or a plan. :meth:`method` says which.
-    ``"memory"`` keeps nothing: each call writes the dense weight out.
+    ``"memory"`` keeps no other form: up to four tokens on a GPU are multiplied by the weights as
+    they are stored, in 16 bits; other calls write the dense weight out.
 
     CUDA graphs (``torch.cuda.graph``, ``torch.compile(mode="reduce-overhead")``) read what was kept
     when they were captured. After the weight changes, call the layer once outside of the graph, in
@@ -92,7 +93,7 @@ class MaskedLinear(KeepsDense):
     mask_bits: Tensor
     _pattern = (_BITS,)
     _rewritten_by_graphs = False
-    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_number")
+    _derived = ("_dense", "_dense_key", "_captured", "_made", "_packed", "_rows", "_number")
 
     def __init__(
         self, in_features: int, out_features: int, kept: int, *, pattern: str = "unstructured",
@@ -337,7 +338,9 @@ class MaskedLinear(KeepsDense):
         }
 
     def method(self, tokens: int) -> str:
-        """Return what multiplies this many tokens in eval mode: dense, entries, 2:4 or plan.
+        """Return what multiplies this many tokens in eval mode.
+
+        ``dense``, ``entries``, ``kept`` (the weights as they are stored), ``2:4`` or ``plan``.
 
         Examples
         --------
@@ -371,6 +374,7 @@ class MaskedLinear(KeepsDense):
             getattr(each, "product", None) is packed for each in captured
         )
         self._packed: Any = packed if kept else None
+        self._rows: Any = self.__dict__.get("_rows")
 
     def train(self, mode: bool = True) -> Self:
         """As ``torch.nn.Module.train``; copies of the weights are kept only in eval mode."""
@@ -480,7 +484,10 @@ class MaskedLinear(KeepsDense):
     def _inference(self, x: Tensor) -> Tensor:
         """The product without gradients, by what is predicted to be fastest."""
         if type(x) is Tensor and plain_call():
-            made = self._prepared(x.shape[:-1].numel())
+            tokens = x.shape[:-1].numel()
+            made = self._prepared(tokens)
             if made is not None:
                 return made(x, self.bias)
+            if self._dense is None and masked_product.writes_out(self, tokens):
+                return functional.linear(x, self.to_dense(), self.bias)
         return functional.linear(x, self._dense_copy(), self.bias)

@@ -2,14 +2,17 @@
 
     dense   the dense weight, torch's product; also wherever nothing else runs
     entries kept values and the gaps between (layers/entry_layer.py), up to 8 tokens on a GPU
+    kept    kept weights and bits as the layer stores them (layers/masked_rows.py), up to 4 tokens
+            on a GPU, with ``prefer="memory"``
     2:4     torch.sparse.to_sparse_semi_structured (cuSPARSELt or CUTLASS), for 2:4 on a GPU
     plan    sparsetile.plan: on a CPU, where that was measured to be faster
 
-Each needs a form of the weight beside the kept values. So with ``prefer="memory"`` there is only
-``dense``, written out for the call.
+``entries``, ``2:4`` and ``plan`` need a form of the weight beside the kept values. So with
+``prefer="memory"`` there are only ``kept`` and ``dense``, written out for the call.
 
-The form of ``entries`` never moves once a CUDA graph has captured it, as the dense copy: a later
-call outside of captures packs a changed weight into the same memory, and replays read it there.
+What ``entries`` and ``kept`` derive never moves once a CUDA graph has captured it, as the dense
+copy: a later call outside of captures writes that of a changed weight into the same memory, and
+replays read it there.
 """
 
 from __future__ import annotations
@@ -27,22 +30,31 @@ from torch.nn import functional
 
 from sparsetile.core.device import machine
 from sparsetile.core.streams import capturing, settle
-from sparsetile.formats.entry_streams import choose_parts, pack_entries
+from sparsetile.formats.entry_streams import EntryStreams, choose_parts, pack_entries
 from sparsetile.layers.entry_layer import EntryLayer, entry_reasons
 from sparsetile.layers.entry_layer_cost import entries_pay
-from sparsetile.nn.dense_copy import BUILDING, keeps_dense
+from sparsetile.layers.masked_rows import (
+    PACKED_COLUMNS,
+    MaskedRows,
+    pack_masked,
+    takes_few,
+    takes_rows,
+)
+from sparsetile.nn.dense_copy import BUILDING, keeps_copies
 from sparsetile.nn.host_choice import plan_on_host
 from sparsetile.plan.planner import plan
 
-__all__ = ["METHODS", "Made", "made_for", "method_of", "numbered"]
+__all__ = ["METHODS", "Made", "made_for", "method_of", "numbered", "writes_out"]
 
 # A ``MaskedLinear``, whose file imports this one.
 Layer: TypeAlias = Any
 
-METHODS = ("dense", "entries", "2:4", "plan")
+METHODS = ("dense", "entries", "kept", "2:4", "plan")
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 # Flops of a product from which torch's 2:4 kernels are faster, in spite of their host time.
 _SEMI_STRUCTURED_FLOPS = 5.5e11
+# Tokens from which a dense weight that is not there is not kept.
+_WRITTEN_TOKENS = 16384
 # Tokens that a plan is made for; it multiplies any number.
 _PLANNED = 16
 
@@ -108,8 +120,11 @@ def method_of(layer: Layer, tokens: int) -> str:
 def _predicted(layer: Layer, tokens: int) -> str:
     weight: Tensor = layer.weight
     rows, cols = layer.out_features, layer.in_features
-    if layer.prefer != "speed" or not weight.numel() or not tokens:
+    if not weight.numel() or not tokens:
         return "dense"
+    if layer.prefer != "speed":
+        kept = takes_rows(weight, layer.mask_bits) and takes_few(weight, cols, tokens)
+        return "kept" if kept else "dense"
     if weight.device.type == "cuda":
         if _takes_semi_structured(layer) and _semi_structured_pays(rows, cols, tokens):
             return "2:4"
@@ -120,6 +135,15 @@ def _predicted(layer: Layer, tokens: int) -> str:
     return "plan" if planned else "dense"
 
 
+def writes_out(layer: Layer, tokens: int) -> bool:
+    """Whether a dense weight is written out for one product and not kept.
+
+    Writing takes as long as 350 tokens' share of the product (``spread_masked.cu``, an H200): from
+    here on about 2 % of the time, for the bytes of a dense copy.
+    """
+    return tokens >= _WRITTEN_TOKENS and takes_rows(layer.weight, layer.mask_bits)
+
+
 def made_for(layer: Layer, tokens: int) -> Made | None:
     """Return the form of the weight for this many tokens, None for ``dense``.
 
@@ -128,7 +152,7 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
     else it multiplies the dense copy, for which that holds too.
     """
     method, device = _predicted(layer, tokens), layer.weight.device
-    if method == "dense" or not keeps_dense(layer):
+    if method == "dense" or not keeps_copies(layer):
         return None
     captured = capturing(device)
     if captured and method not in _IN_PLACE:
@@ -142,22 +166,38 @@ def made_for(layer: Layer, tokens: int) -> Made | None:
             made = _MAKERS[method](layer, key)
             settle(device)
             layer._made[method] = made
-        if made.product is None or (method == "entries" and not made.product.takes(tokens)):
+        if made.product is None or (method in _IN_PLACE and not made.product.takes(tokens)):
             return None
         if captured:
             layer._captured.append(made)
     return made
 
 
+def _packed(layer: Layer, parts: int) -> EntryStreams:
+    weight, bits, cols = layer.weight.detach(), layer.mask_bits, layer.in_features
+    if takes_rows(weight, bits) and cols <= PACKED_COLUMNS:
+        return pack_masked(weight, bits, cols, parts)
+    return pack_entries(layer.to_dense(), layer.mask(), parts)
+
+
 @torch.no_grad()
 def _entries(layer: Layer, key: Hashable) -> Made:
-    mask, dense = layer.mask(), layer.to_dense()
+    weight: Tensor = layer.weight
+    made = _packed(layer, choose_parts(layer.out_features, machine(weight.device).processors))
     packed: EntryLayer | None = layer._packed
-    fits = packed is not None and packed.dtype is dense.dtype and packed.packed.rewrite(dense, mask)
-    if packed is None or not fits:
-        parts = choose_parts(dense.shape[0], machine(dense.device).processors)
-        packed = layer._packed = EntryLayer(pack_entries(dense, mask, parts), dense.dtype)
+    if packed is None or packed.dtype is not weight.dtype or not packed.packed.rewrite(made):
+        packed = layer._packed = EntryLayer(made, weight.dtype)
     return Made("entries", key, packed.nbytes, packed)
+
+
+@torch.no_grad()
+def _kept(layer: Layer, key: Hashable) -> Made:
+    rows: MaskedRows | None = layer._rows
+    if rows is None or rows.kept_begin.device != layer.weight.device:
+        rows = layer._rows = MaskedRows(layer.weight, layer.mask_bits, layer.in_features)
+    else:
+        rows.rewrite(layer.weight, layer.mask_bits)
+    return Made("kept", key, rows.nbytes, rows)
 
 
 @torch.no_grad()
@@ -191,10 +231,10 @@ def _planned(layer: Layer, key: Hashable) -> Made:
 
 
 _MAKERS: dict[str, Callable[[Layer, Hashable], Made]] = {
-    "entries": _entries, "2:4": _semi_structured, "plan": _planned,
+    "entries": _entries, "kept": _kept, "2:4": _semi_structured, "plan": _planned,
 }  # fmt: skip
 # Methods whose form is rewritten in place.
-_IN_PLACE = ("entries",)
+_IN_PLACE = ("entries", "kept")
 
 # -- under torch.compile -----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetile.core.errors import type_error, value_error
+from sparsetile.layers.masked_rows import spread_masked, takes_rows
 from sparsetile.plan.modes import plain_call, transforming
 
 __all__ = [
@@ -82,6 +83,8 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, bits: Tensor, cols: int) -> Tensor:  # type: ignore[override]
         ctx.count, ctx.cols = weight.shape[0], cols
         ctx.save_for_backward(bits)
+        if type(bits) is Tensor and plain_call() and takes_rows(weight, bits):
+            return spread_masked(weight, bits, cols)
         dense = weight.new_zeros(bits.shape[0] * cols)
         return dense.scatter_(0, places_of(bits, cols, ctx.count), weight).view(-1, cols)
 

@@ -206,6 +206,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const u32 column = __ldg(p.starts + (blockIdx.x * kParts + warp) * 32 + lane) + 1;
   const int row = __ldg(p.row_ids + blockIdx.x * 32 + lane);
 
+  // Only the weight is read before: it belongs to the layer, which waits whenever it is rewritten.
+  ptx::wait_previous();
+  if (p.let_next) ptx::let_next_start();
   if (threadIdx.x < kTokens) s_counts[threadIdx.x] = 0;
   const u32 any = p.paired ? stage_input<true>(p, s_x) : stage_input<false>(p, s_x);
   // An odd last column has a zero beside it already.
