@@ -39,6 +39,7 @@ __all__ = [
     "direct_config",
     "direct_sddmm_config",
     "direct_tile",
+    "run_of_rows",
 ]
 
 # Mean entries of a row from which a whole warp should work on one, and below which several rows
@@ -127,6 +128,11 @@ def direct_tile(
     return max(whole, key=lambda tile: (tile.slab, -abs(tile.lanes - lanes)))
 
 
+def run_of_rows(tile: RowTile, rows: int, entries: int) -> int:
+    """Return the rows that a warp takes one after the other; 0 if each group takes one."""
+    return 0
+
+
 def direct_config(
     dtype: torch.dtype,
     tile: RowTile,
@@ -134,6 +140,7 @@ def direct_config(
     out_dtype: torch.dtype | None = None,
     extremum: bool = False,
     args: bool = False,
+    runs: bool = False,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_direct.cu``: those of ``spmm_csr.cu`` for rows of unknown lengths."""
     shape = RowShape(long_share=1.0)
@@ -147,6 +154,7 @@ def direct_config(
         config["kMinBlocks"] = 5
     elif tile.times > 1:
         config["kMinBlocks"] = min(int(config["kMinBlocks"]) - 1, 6)
+    config["kRuns"] = runs
     return config
 
 
@@ -199,6 +207,7 @@ SPMM_DIRECT = KernelSpec(
         i32("minimum", "an extremum is the least, not the greatest"),
         i32("slabs"),
         i32("n"),
+        i32("run", "rows that a warp takes one after the other, if kRuns"),
         i32("early", "let the next kernel start as soon as all blocks are running"),
     ),
     configs=_configs,

@@ -37,6 +37,7 @@ from sparsetile.kernels.direct import (
     direct_config,
     direct_sddmm_config,
     direct_tile,
+    run_of_rows,
 )
 from sparsetile.launch.epilogue import epilogue_params
 from sparsetile.launch.faults import faults_address
@@ -66,8 +67,8 @@ class _Prepared:
     ----------
     launch : callable
         ``PreparedLaunch.launch_sized``.
-    groups : int
-        Of a thread block, a row each.
+    rows : int
+        Of a thread block.
     wide_blocks : int
     lists : Lists
     layers : int
@@ -79,13 +80,13 @@ class _Prepared:
     def __init__(
         self,
         launch: Callable[..., None],
-        groups: int,
+        rows: int,
         wide_blocks: int,
         lists: Lists,
         layers: int,
         slot_bytes: int,
     ) -> None:
-        self._launch, self._groups, self._wide_blocks = launch, groups, wide_blocks
+        self._launch, self._rows, self._wide_blocks = launch, rows, wide_blocks
         self._nodes = 16 * lists.items
         self._parents = self._nodes + 16 * lists.nodes
         self._partials = self._parents + _padded(4 * lists.slots)
@@ -106,7 +107,7 @@ class _Prepared:
             if self._joins:
                 places = (*places, counts + 4 * LIST_COUNTERS, at + self._partials)
             self._last = (at, counts, places)
-        self._launch(stream, self._wide_blocks - rows // -self._groups, places, *values)
+        self._launch(stream, self._wide_blocks - rows // -self._rows, places, *values)
 
 
 # By what a launch depends on, sizes rounded; and by the exact sizes of recent calls.
@@ -140,8 +141,10 @@ def _prepare(
     params: dict[str, Any],
     patch: tuple[str, ...],
     slot_bytes: int,
+    run: int = 1,
 ) -> _Prepared:
-    """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0."""
+    """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0. A group has
+    ``run`` rows."""
     most = processors(indptr.device) * _WIDE_BLOCKS_PER_SM
     wide_blocks = min(most, -(-lists.items // (THREADS // 32)))
     rare: tuple[str, ...] = ("items", "parent_of_slot", "nodes", "counts")
@@ -163,8 +166,9 @@ def _prepare(
     patched = (*patch[:5], *_SIZES, *patch[5:])
     launch = kernel.prepare((1, *grid), THREADS, fields, patched, rare, overlap=True)
     return _Prepared(
-        launch.launch_sized, THREADS // lanes, wide_blocks, lists, grid[0] * grid[1], slot_bytes
-    )
+        launch.launch_sized, THREADS // lanes * run, wide_blocks, lists, grid[0] * grid[1],
+        slot_bytes,
+    )  # fmt: skip
 
 
 def _prepare_product(
@@ -182,11 +186,12 @@ def _prepare_product(
     vector = vector_width(B.dtype, n, b_row, b_batch, B.data_ptr() // size)
     extremum = reduce in ("max", "min")
     tile = direct_tile(B.dtype, n, vector, *sizes, extremum=extremum)
-    config = direct_config(B.dtype, tile, out_dtype=out_dtype, extremum=extremum)
+    run = run_of_rows(tile, *sizes) if epilogue.plain and not extremum else 0
+    config = direct_config(B.dtype, tile, out_dtype=out_dtype, extremum=extremum, runs=run > 0)
     params = {
         **epilogue_params(epilogue),
         **stride_params((b_row * size, n, b_batch, 0)),
-        "minimum": reduce == "min", "slabs": tile.slabs(n), "n": n,
+        "minimum": reduce == "min", "slabs": tile.slabs(n), "n": n, "run": run,
     }  # fmt: skip
     # Matrices of C are as far apart as this call's rows make them.
     patch = ("indptr", "columns", "values", "b", "c", *(("c_batch_stride",) * (batches > 1)))
@@ -194,7 +199,7 @@ def _prepare_product(
     return _prepare(
         lists, tile.lanes, device, indptr, indices, SPMM_DIRECT.load(config, device),
         (tile.slabs(n), batches), params, patch,
-        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4),
+        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4), max(run, 1),
     )  # fmt: skip
 
 

@@ -101,6 +101,13 @@ __device__ __forceinline__ void check_pointers(const P& p, int row) {
   if (row == p.rows - 1 && end != p.entries) report(p, kBadPointer, p.rows, end, p.entries);
 }
 
+// All threads of a row block: say that it has listed its long rows.
+template <typename P>
+__device__ __forceinline__ void note_listed(const P& p) {
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<u64*>(p.counts) + 1, u64(1) << 32);
+}
+
 // The item of a group of a row block.
 template <int kLanes, int kThreads, typename P>
 __device__ __forceinline__ int4 row_of_group(const P& p) {
@@ -113,8 +120,7 @@ __device__ __forceinline__ int4 row_of_group(const P& p) {
     const int lane = threadIdx.x % kLanes;
     if (lane == 0 && row < p.rows) check_pointers(p, row);
     if (is_long) list_row<kLanes>(p, lane, row, entries.x, length);
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(reinterpret_cast<u64*>(p.counts) + 1, u64(1) << 32);
+    note_listed(p);
   }
   if (row >= p.rows || is_long) return make_int4(-1, 0, 0, -1);
   return make_int4(row, entries.x, entries.y, -1);
