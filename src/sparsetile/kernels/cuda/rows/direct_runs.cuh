@@ -41,6 +41,20 @@ __device__ __forceinline__ void finish_rows(const Params& p, RunCursor& cursor, 
   }
 }
 
+// direct::check_column without its call, for which a warp that is gathering has no registers.
+__device__ __forceinline__ void check_column_inline(const Params& p, int entry, bool here,
+                                                    int& column, V::Storage& value) {
+  if (static_cast<u32>(column) < static_cast<u32>(p.cols)) return;
+  u64* faults = p.faults;
+  if (here && faults != nullptr && atomicCAS(faults, u64(0), direct::kBadColumn) == 0) {
+    faults[1] = entry;
+    faults[2] = direct::raw_column(p, entry);
+    faults[3] = p.cols;
+  }
+  column = 0;
+  value = V::narrow(ptx::infinity<Acc>() - ptx::infinity<Acc>());
+}
+
 // The rows of a stretch. `own_end`: where the entries of the lane's row of the run end.
 __device__ __forceinline__ void stretch_of_rows(const Params& p, RunCursor cursor, int first_row,
                                                 int begin, int end, int own_end, int lane,
@@ -61,7 +75,7 @@ __device__ __forceinline__ void stretch_of_rows(const Params& p, RunCursor curso
   for (int chunk = begin; chunk < end; chunk += 32) {
     int column = next_column;
     V::Storage value = next_value;
-    direct::check_column<V>(p, chunk + lane, chunk + lane < end, column, value);
+    check_column_inline(p, chunk + lane, chunk + lane < end, column, value);
     look_ahead(chunk + 32 + lane);
     const int left = end - chunk < 32 ? end - chunk : 32;
 #pragma unroll 1
