@@ -121,18 +121,17 @@ def fresh_product(A: Any, B: Any) -> Tensor | None:
         B.requires_grad or (values is not None and values.requires_grad)
     )
     # What spmm watches of a matrix that it has planned: all that callers may pass anew.
-    owners = A[:3] if type(A) is tuple and values is not None else A[:2] if type(A) is tuple else (A,)
+    owners = (A,) if type(A) is not tuple else A[: 2 if values is None else 3]
     key = tuple(map(id, owners))
     pattern = (indptr.data_ptr(), indices.data_ptr(), indptr._version, indices._version, entries)
     account = _accounts.get(key)
-    if account is None or not account.belongs_to(owners, pattern):
-        account = _open_account(key, owners, pattern)
-    elif account.spent * SHARE >= PLAN_SECONDS[0] + PLAN_SECONDS[1] * entries:
-        # A plan of too many entries would double A's memory.
-        if entries < entry_limit() and not capturing(B.device):
-            return None
-    cost = direct_seconds(rows, cols, entries, n, B.element_size(), B.device)
-    account.spent += cost * PRODUCTS_OF_A_STEP if tracked else cost
+    if account is not None:
+        if not account.belongs_to(owners, pattern):
+            account = None
+        elif account.spent * SHARE >= PLAN_SECONDS[0] + PLAN_SECONDS[1] * entries:
+            # A plan of too many entries would double A's memory.
+            if entries < entry_limit() and not capturing(B.device):
+                return None
     raise_faults()
     dense = B if wide else B.unsqueeze(1)
     if tracked:
@@ -141,6 +140,11 @@ def fresh_product(A: Any, B: Any) -> Tensor | None:
         if n > 1 and dense.stride(1) != 1:
             dense = dense.contiguous()
         C = direct_product(indptr, indices, values, dense)
+    # While the GPU is at work.
+    if account is None:
+        account = _open_account(key, owners, pattern)
+    cost = direct_seconds(rows, cols, entries, n, B.element_size(), B.device)
+    account.spent += cost * PRODUCTS_OF_A_STEP if tracked else cost
     return C if wide else C.squeeze(1)
 
 
