@@ -18,6 +18,7 @@ from sparsetile.kernels.csr import (
     ELEMENTS,
     FULL_LANES,
     SDDMM_CSR,
+    THREADS,
     RowShape,
     RowTile,
     choose_narrow_tile,
@@ -33,6 +34,7 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "LIST_COUNTERS",
+    "SCANNED",
     "SDDMM_DIRECT",
     "SPMM_DIRECT",
     "Lists",
@@ -59,6 +61,8 @@ SEGMENT, PIECES, BUSY_WARPS = 128, 8192, 2048
 ROUND, LISTING, GATHERED, FEWEST = 0.75e-6, 5e-6, 6.4e12, 16
 # Numbers of 32 bits that the list's counters take: kCounters in direct_items.cuh.
 LIST_COUNTERS = 8
+# Rows that a thread block looks at to list the long ones: kScanned of a thread in direct_items.cuh.
+SCANNED = 4 * THREADS
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,7 @@ _LIST = (
     i32("slot_count"),
     i32("node_count"),
     i32("wide_blocks", "thread blocks for the list"),
+    i32("wide_at", "row blocks before them"),
 )
 SPMM_DIRECT = KernelSpec(
     file="rows/spmm_direct.cu",

@@ -31,6 +31,7 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, sddmm_tile, vector_width
 from sparsetile.kernels.direct import (
     LIST_COUNTERS,
+    SCANNED,
     SDDMM_DIRECT,
     SPMM_DIRECT,
     Lists,
@@ -55,6 +56,8 @@ __all__ = ["direct_product", "direct_sddmm", "product_into", "takes_arrays"]
 
 # Blocks of an SM that stride over the list of long rows.
 _WIDE_BLOCKS_PER_SM = 8
+# Row blocks of an SM that stand before those: about those that run at once.
+_ROW_BLOCKS_BEFORE = 6
 # Sizes of which no product was tested; entries may be more.
 _LIMIT, _WIDEST = 2**31, 65535
 _SIZES = ("entries", "cols", "rows")
@@ -107,7 +110,8 @@ class _Prepared:
             if self._joins:
                 places = (*places, counts + 4 * LIST_COUNTERS, at + self._partials)
             self._last = (at, counts, places)
-        self._launch(stream, self._wide_blocks - rows // -self._rows, places, *values)
+        blocks = self._wide_blocks - rows // -self._rows - rows // -SCANNED
+        self._launch(stream, blocks, places, *values)
 
 
 # By what a launch depends on, sizes rounded; and by the exact sizes of recent calls.
@@ -162,6 +166,7 @@ def _prepare(
         "slot_count": lists.slots,
         "node_count": lists.nodes,
         "wide_blocks": wide_blocks,
+        "wide_at": processors(indptr.device) * _ROW_BLOCKS_BEFORE,
     }
     patched = (*patch[:5], *_SIZES, *patch[5:])
     launch = kernel.prepare((1, *grid), THREADS, fields, patched, rare, overlap=True)

@@ -100,23 +100,14 @@ __device__ __forceinline__ void stretch_of_rows(const Params& p, RunCursor curso
   }
 }
 
-// The run of this warp, in one of the first blocks of the grid.
-__device__ __forceinline__ void run_of_rows(const Params& p, int slab, int lane) {
-  const i64 first = (i64(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * p.run;
+// The run of this warp, in a row block.
+__device__ __forceinline__ void run_of_rows(const Params& p, int block, int slab, int lane) {
+  const i64 first = (i64(block) * (kThreads / 32) + threadIdx.x / 32) * p.run;
   const bool here = lane < p.run && first + lane < p.rows;
   const int first_row = static_cast<int>(first);
   int2 own = make_int2(0, 0);
   if (here) own = direct::entries_of(p, first_row + lane);
   const u32 long_rows = __ballot_sync(kWarp, own.y - own.x > p.wide_length);
-  if (blockIdx.y == 0 && blockIdx.z == 0) {
-    if (here) direct::check_pointers(p, first_row + lane);
-    for (u32 left = long_rows; left != 0; left &= left - 1) {
-      const int place = __ffs(left) - 1;
-      const int begin = __shfl_sync(kWarp, own.x, place), end = __shfl_sync(kWarp, own.y, place);
-      direct::list_row<32>(p, lane, first_row + place, begin, end - begin);
-    }
-    direct::note_listed(p);
-  }
   const int rows = __popc(__ballot_sync(kWarp, here));
   const Place at = place(p, slab, lane);
 #pragma unroll 1
