@@ -94,6 +94,12 @@ def _open_account(
     return account
 
 
+def _pays(account: _Account, entries: int) -> bool:
+    """Whether a plan pays; one of too many entries would double A's memory."""
+    plan = PLAN_SECONDS[0] + PLAN_SECONDS[1] * entries
+    return account.spent * SHARE >= plan and entries < entry_limit()
+
+
 def fresh_product(A: Any, B: Any) -> Tensor | None:
     """Return A·B of CSR arrays on a GPU; None if a plan has to compute it, or to refuse it.
 
@@ -128,10 +134,8 @@ def fresh_product(A: Any, B: Any) -> Tensor | None:
     if account is not None:
         if not account.belongs_to(owners, pattern):
             account = None
-        elif account.spent * SHARE >= PLAN_SECONDS[0] + PLAN_SECONDS[1] * entries:
-            # A plan of too many entries would double A's memory.
-            if entries < entry_limit() and not capturing(B.device):
-                return None
+        elif _pays(account, entries) and not capturing(B.device):
+            return None
     raise_faults()
     dense = B if wide else B.unsqueeze(1)
     if tracked:

@@ -1,12 +1,12 @@
 // Items of CSR arrays as callers have them. A short row is an item of its own: its row pointers.
-// Long rows are listed in pieces by the first blocks of the grid, and taken from the list by others:
+// Long rows are listed in pieces by the first blocks of the grid, and taken from the list by
+// others:
 //
-//   grid.x   | scan blocks: kScanned rows a thread | row blocks: a row for each group of kLanes
-//   lanes, and among them, after `wide_at`, wide blocks: a piece for each warp |
+//   grid.x     scan blocks | row blocks | wide blocks | row blocks
+//              kScanned rows a thread, a row for each group of kLanes lanes, a piece for each warp
 //
-//   items[i]  = {row, begin, end, slot}      a row of more than `wide_length` entries, or a piece
-//   of
-//                                            at most `segment` of it; slot -1: a whole row
+//   items[i] = {row, begin, end, slot}       a row of more than `wide_length` entries, or a piece
+//                                            of at most `segment` of it; slot -1: a whole row
 //   nodes, parent_of_slot                    the trees that join pieces (segment.cuh)
 //   counts    = two words of 64 bits and one of 32, all 0 before and after the launch:
 //                {places taken of items, slots, nodes; warps that have listed, pieces that
@@ -31,7 +31,7 @@
 
 namespace direct {
 
-constexpr int kFanIn = 16;  // children of a node: see balance/tree.py
+constexpr int kFanIn = 16;   // children of a node: see balance/tree.py
 constexpr int kScanned = 4;  // rows that a thread of a scan block looks at: see kernels/direct.py
 // Bits of slots and of nodes in the word that counts all.
 constexpr int kBits = 17;
@@ -147,7 +147,8 @@ __device__ __forceinline__ int4 row_of_group(const P& p, int block) {
   const int row = block * (kThreads / kLanes) + threadIdx.x / kLanes;
   int2 entries = make_int2(0, 0);
   if (row < p.rows) entries = entries_of(p, row);
-  if (row >= p.rows || entries.y - entries.x > p.wide_length) return make_int4(-1, 0, 0, -1);
+  const bool is_long = entries.y - entries.x > p.wide_length;
+  if (row >= p.rows || is_long) return make_int4(-1, 0, 0, -1);
   return make_int4(row, entries.x, entries.y, -1);
 }
 

@@ -33,7 +33,8 @@ __device__ __forceinline__ void finish_rows(const Params& p, RunCursor& cursor, 
 #pragma unroll
     for (int q = 0; q < kTimes; ++q) {
       const int at = column + q * kStep;
-      if (at < p.n) store_columns<Out, kVec>(c_row(p, first_row + cursor.place) + at, kVec, acc.sum[0][q]);
+      if (at < p.n)
+        store_columns<Out, kVec>(c_row(p, first_row + cursor.place) + at, kVec, acc.sum[0][q]);
     }
     acc.clear(-1);
     ++cursor.place;
