@@ -18,7 +18,6 @@ from sparsetile.kernels.csr import (
     ELEMENTS,
     FULL_LANES,
     SDDMM_CSR,
-    THREADS,
     RowShape,
     RowTile,
     choose_narrow_tile,
@@ -34,7 +33,6 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "LIST_COUNTERS",
-    "SCANNED",
     "SDDMM_DIRECT",
     "SPMM_DIRECT",
     "Lists",
@@ -42,6 +40,7 @@ __all__ = [
     "direct_sddmm_config",
     "direct_tile",
     "run_of_rows",
+    "scanned_rows",
 ]
 
 # Mean entries of a row from which a whole warp should work on one, and below which several rows
@@ -61,8 +60,8 @@ SEGMENT, PIECES, BUSY_WARPS = 128, 8192, 2048
 ROUND, LISTING, GATHERED, FEWEST = 0.75e-6, 5e-6, 6.4e12, 16
 # Numbers of 32 bits that the list's counters take: kCounters in direct_items.cuh.
 LIST_COUNTERS = 8
-# Rows that a thread block looks at to list the long ones: kScanned of a thread in direct_items.cuh.
-SCANNED = 4 * THREADS
+# Warps that look for long rows, at least, before a warp looks at more than one row.
+SCANNING_WARPS = 2048
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,11 @@ def direct_tile(
     return max(whole, key=lambda tile: (tile.slab, -abs(tile.lanes - lanes)))
 
 
+def scanned_rows(rows: int) -> int:
+    """Return the rows that a warp looks at to list the long ones."""
+    return min(max(1 << (rows // SCANNING_WARPS).bit_length() - 1, 1) if rows >= 2 * SCANNING_WARPS else 1, 32)
+
+
 def run_of_rows(tile: RowTile, rows: int, entries: int) -> int:
     """Return the rows that a warp takes one after the other; 0 if each group takes one."""
     return 0
@@ -194,6 +198,7 @@ _LIST = (
     i32("node_count"),
     i32("wide_blocks", "thread blocks for the list"),
     i32("wide_at", "row blocks before them"),
+    i32("scanned", "rows that a warp of the first blocks looks at"),
 )
 SPMM_DIRECT = KernelSpec(
     file="rows/spmm_direct.cu",

@@ -31,7 +31,6 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, sddmm_tile, vector_width
 from sparsetile.kernels.direct import (
     LIST_COUNTERS,
-    SCANNED,
     SDDMM_DIRECT,
     SPMM_DIRECT,
     Lists,
@@ -39,6 +38,7 @@ from sparsetile.kernels.direct import (
     direct_sddmm_config,
     direct_tile,
     run_of_rows,
+    scanned_rows,
 )
 from sparsetile.launch.epilogue import epilogue_params
 from sparsetile.launch.faults import faults_address
@@ -78,6 +78,8 @@ class _Prepared:
         Slabs in all matrices of a batch.
     slot_bytes : int
         Of the sum of a row's piece; 0 if nothing is added.
+    scanned : int
+        Rows that a warp of the first blocks looks at.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class _Prepared:
         lists: Lists,
         layers: int,
         slot_bytes: int,
+        scanned: int,
     ) -> None:
         self._launch, self._rows, self._wide_blocks = launch, rows, wide_blocks
+        self._scanned = scanned * (THREADS // 32)
         self._nodes = 16 * lists.items
         self._parents = self._nodes + 16 * lists.nodes
         self._partials = self._parents + _padded(4 * lists.slots)
@@ -110,7 +114,7 @@ class _Prepared:
             if self._joins:
                 places = (*places, counts + 4 * LIST_COUNTERS, at + self._partials)
             self._last = (at, counts, places)
-        blocks = self._wide_blocks - rows // -self._rows - rows // -SCANNED
+        blocks = self._wide_blocks - rows // -self._rows - rows // -self._scanned
         self._launch(stream, blocks, places, *values)
 
 
@@ -145,12 +149,14 @@ def _prepare(
     params: dict[str, Any],
     patch: tuple[str, ...],
     slot_bytes: int,
+    rows: int,
     run: int = 1,
 ) -> _Prepared:
     """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0. A group has
     ``run`` rows."""
     most = processors(indptr.device) * _WIDE_BLOCKS_PER_SM
     wide_blocks = min(most, -(-lists.items // (THREADS // 32)))
+    scanned = scanned_rows(rows)
     rare: tuple[str, ...] = ("items", "parent_of_slot", "nodes", "counts")
     if slot_bytes:
         rare = (*rare, "arrivals", "partials")
@@ -167,12 +173,13 @@ def _prepare(
         "node_count": lists.nodes,
         "wide_blocks": wide_blocks,
         "wide_at": processors(indptr.device) * _ROW_BLOCKS_BEFORE,
+        "scanned": scanned,
     }
     patched = (*patch[:5], *_SIZES, *patch[5:])
     launch = kernel.prepare((1, *grid), THREADS, fields, patched, rare, overlap=True)
     return _Prepared(
         launch.launch_sized, THREADS // lanes * run, wide_blocks, lists, grid[0] * grid[1],
-        slot_bytes,
+        slot_bytes, scanned,
     )  # fmt: skip
 
 
@@ -204,7 +211,8 @@ def _prepare_product(
     return _prepare(
         lists, tile.lanes, device, indptr, indices, SPMM_DIRECT.load(config, device),
         (tile.slabs(n), batches), params, patch,
-        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4), max(run, 1),
+        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4), sizes[0],
+        max(run, 1),
     )  # fmt: skip
 
 
@@ -377,7 +385,7 @@ def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tenso
             lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]))
             made = _prepare(
                 lists, tile.lanes, device, indptr, indices, kernel,
-                (1, batches), params, patch, 0,
+                (1, batches), params, patch, 0, sizes[0],
             )  # fmt: skip
             found = _prepared.keep(key, made)
         if batches > 1 and len(pieces := _pieces(found, batches)) > 1:

@@ -3,7 +3,7 @@
 // others:
 //
 //   grid.x     scan blocks | row blocks | wide blocks | row blocks
-//              kScanned rows a thread, a row for each group of kLanes lanes, a piece for each warp
+//              `scanned` rows a warp, a row for each group of kLanes lanes, a piece for each warp
 //
 //   items[i] = {row, begin, end, slot}       a row of more than `wide_length` entries, or a piece
 //                                            of at most `segment` of it; slot -1: a whole row
@@ -32,7 +32,6 @@
 namespace direct {
 
 constexpr int kFanIn = 16;   // children of a node: see balance/tree.py
-constexpr int kScanned = 4;  // rows that a thread of a scan block looks at: see kernels/direct.py
 // Bits of slots and of nodes in the word that counts all.
 constexpr int kBits = 17;
 // Numbers of 32 bits in `counts`, which those of segment.cuh follow.
@@ -49,13 +48,14 @@ __device__ __forceinline__ int2 tree_size(int leaves) {
   return size;
 }
 
-// A warp: write the tree over slots [slot, slot + leaves).
+// `lanes` lanes: write the tree over slots [slot, slot + leaves).
 template <typename P>
-__device__ __forceinline__ void write_tree(const P& p, int lane, int slot, int node, int leaves) {
+__device__ __forceinline__ void write_tree(const P& p, int lane, int lanes, int slot, int node,
+                                           int leaves) {
   for (int count = leaves; count > 1;) {
     const int above = (count + kFanIn - 1) / kFanIn;
-    for (int i = lane; i < count; i += 32) p.parent_of_slot[slot + i] = node + i / kFanIn;
-    for (int g = lane; g < above; g += 32) {
+    for (int i = lane; i < count; i += lanes) p.parent_of_slot[slot + i] = node + i / kFanIn;
+    for (int g = lane; g < above; g += lanes) {
       const int children = count - g * kFanIn < kFanIn ? count - g * kFanIn : kFanIn;
       p.nodes[node + g] =
           make_int4(slot + g * kFanIn, children, above == 1 ? -1 : slot + count + g, 0);
@@ -64,43 +64,55 @@ __device__ __forceinline__ void write_tree(const P& p, int lane, int slot, int n
   }
 }
 
+// Piece i of a row's entries, cut evenly: length * i / pieces, without 64 bits. There are no more
+// than some thousand pieces.
+__device__ __forceinline__ int piece_begin(int begin, int length, int pieces, int i) {
+  return begin + length / pieces * i + length % pieces * i / pieces;
+}
+
 // A warp: list the rows of lanes whose `length` is not 0. Returns the number of their pieces. All
-// take their places at once: one after the other they would wait for L2 each.
+// lanes take places and write items at once: one row after the other took 0.5 us each. Rows of very
+// many pieces are written by the warp.
 template <typename P>
 __device__ __forceinline__ int list_rows(const P& p, int lane, int row, int begin, int length) {
   constexpr u32 kAll = 0xffffffffu;
-  const int own_pieces = (length + p.segment - 1) / p.segment;
-  const int2 own_size = own_pieces > 1 ? tree_size(own_pieces) : make_int2(0, 0);
-  u64 own_place = 0;
+  const int pieces = (length + p.segment - 1) / p.segment;
+  const int2 size = pieces > 1 ? tree_size(pieces) : make_int2(0, 0);
+  u64 place = 0;
   if (length > 0) {
-    const u64 wanted = (u64(own_pieces) << kBits | u64(own_size.x)) << kBits | u64(own_size.y);
-    own_place = atomicAdd(reinterpret_cast<u64*>(p.counts), wanted);
+    const u64 wanted = (u64(pieces) << kBits | u64(size.x)) << kBits | u64(size.y);
+    place = atomicAdd(reinterpret_cast<u64*>(p.counts), wanted);
   }
-  int listed = 0;
-  for (u32 left = __ballot_sync(kAll, length > 0); left != 0; left &= left - 1) {
-    const int from = __ffs(left) - 1;
-    const int first = __shfl_sync(kAll, begin, from), entries = __shfl_sync(kAll, length, from);
-    const int pieces = __shfl_sync(kAll, own_pieces, from);
-    const int number = __shfl_sync(kAll, row, from);
-    const u64 place = __shfl_sync(kAll, own_place, from);
-    const int slots = __shfl_sync(kAll, own_size.x, from);
-    const int tree_nodes = __shfl_sync(kAll, own_size.y, from);
-    constexpr u64 kMask = (u64(1) << kBits) - 1;
-    const int node = static_cast<int>(place & kMask);
-    const int slot = static_cast<int>(place >> kBits & kMask);
-    const i64 item = static_cast<i64>(place >> 2 * kBits);
-    const bool fits = item + pieces <= p.most_items && slot + slots <= p.slot_count &&
-                      node + tree_nodes <= p.node_count;
-    for (int i = lane; i < pieces && item + i < p.most_items; i += 32) {
-      const int from_entry = first + static_cast<int>(i64(entries) * i / pieces);
-      const int to_entry = first + static_cast<int>(i64(entries) * (i + 1) / pieces);
-      p.items[item + i] = fits ? make_int4(number, from_entry, to_entry, pieces > 1 ? slot + i : -1)
-                               : make_int4(-1, 0, 0, -1);
+  constexpr u64 kMask = (u64(1) << kBits) - 1;
+  const int node = static_cast<int>(place & kMask);
+  const int slot = static_cast<int>(place >> kBits & kMask);
+  const i64 item = static_cast<i64>(place >> 2 * kBits);
+  const bool fits = item + pieces <= p.most_items && slot + size.x <= p.slot_count &&
+                    node + size.y <= p.node_count;
+  const auto write_items = [&](int first, int step, int of, int number, int from, int entries,
+                               i64 at, int own_slot, bool room) {
+    for (int i = first; i < of && at + i < p.most_items; i += step) {
+      p.items[at + i] = room ? make_int4(number, piece_begin(from, entries, of, i),
+                                         piece_begin(from, entries, of, i + 1),
+                                         of > 1 ? own_slot + i : -1)
+                             : make_int4(-1, 0, 0, -1);
     }
-    if (pieces > 1 && fits) write_tree(p, lane, slot, node, pieces);
-    listed += pieces;
+  };
+  const bool alone = pieces <= kFanIn;
+  if (length > 0 && alone) {
+    write_items(0, 1, pieces, row, begin, length, item, slot, fits);
+    if (pieces > 1 && fits) write_tree(p, 0, 1, slot, node, pieces);
   }
-  return listed;
+  for (u32 left = __ballot_sync(kAll, !alone); left != 0; left &= left - 1) {
+    const int from = __ffs(left) - 1;
+    const int of = __shfl_sync(kAll, pieces, from), own_slot = __shfl_sync(kAll, slot, from);
+    const bool room = __shfl_sync(kAll, static_cast<int>(fits), from) != 0;
+    write_items(lane, 32, of, __shfl_sync(kAll, row, from), __shfl_sync(kAll, begin, from),
+                __shfl_sync(kAll, length, from), __shfl_sync(kAll, item, from), own_slot, room);
+    const int own_node = __shfl_sync(kAll, node, from);
+    if (room) write_tree(p, lane, 32, own_slot, own_node, of);
+  }
+  return static_cast<int>(__reduce_add_sync(kAll, static_cast<unsigned>(pieces)));
 }
 
 // Report row pointers that are wrong; each row looks at its own.
@@ -112,30 +124,27 @@ __device__ __forceinline__ void check_pointers(const P& p, int row) {
   if (row == p.rows - 1 && end != p.entries) report(p, kBadPointer, p.rows, end, p.entries);
 }
 
-// A scan block: check the row pointers of its rows, and list the long ones.
+// A warp of a scan block: check the row pointers of `scanned` rows, a lane each, and list the long
+// ones.
 template <int kThreads, typename P>
 __device__ __noinline__ void scan_rows(const P& p) {
   const int lane = threadIdx.x % 32;
-  const i64 first = i64(blockIdx.x) * (kScanned * kThreads) + threadIdx.x;
-  int2 entries[kScanned];
-#pragma unroll
-  for (int i = 0; i < kScanned; ++i) {
-    const i64 row = first + i * kThreads;
-    entries[i] = make_int2(0, 0);
-    if (row >= p.rows) continue;
-    entries[i] = entries_of(p, static_cast<int>(row));
-    check_pointers(p, static_cast<int>(row));
+  const i64 first = (i64(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * p.scanned;
+  const bool here = lane < p.scanned && first + lane < p.rows;
+  const int row = static_cast<int>(first) + lane;
+  int2 entries = make_int2(0, 0);
+  if (here) {
+    entries = entries_of(p, row);
+    check_pointers(p, row);
   }
+  const int length = entries.y - entries.x;
+  const int wide = length > p.wide_length ? length : 0;
   int listed = 0;
-#pragma unroll
-  for (int i = 0; i < kScanned; ++i) {
-    const int row = static_cast<int>(first + i * kThreads);
-    const int length = entries[i].y - entries[i].x;
-    const int wide = length > p.wide_length ? length : 0;
-    if (__any_sync(0xffffffffu, wide > 0)) listed += list_rows(p, lane, row, entries[i].x, wide);
+  if (__any_sync(0xffffffffu, wide > 0)) {
+    listed = list_rows(p, lane, row, entries.x, wide);
+    __threadfence();  // what is listed is read by those who read its number
+    __syncwarp();
   }
-  if (listed > 0) __threadfence();  // what is listed is read by those who read its number
-  __syncwarp();
   if (lane == 0) {
     atomicAdd(reinterpret_cast<u64*>(p.counts) + 1, u64(1) << 32 | static_cast<u64>(listed));
   }
@@ -154,8 +163,8 @@ __device__ __forceinline__ int4 row_of_group(const P& p, int block) {
 
 template <int kThreads, typename P>
 __device__ __forceinline__ int scan_blocks(const P& p) {
-  constexpr int kEach = kScanned * kThreads;
-  return static_cast<int>((i64(p.rows) + kEach - 1) / kEach);
+  const int each = p.scanned * (kThreads / 32);
+  return static_cast<int>((i64(p.rows) + each - 1) / each);
 }
 
 // Wait until all long rows are listed; returns the number of pieces. The last block to know it
