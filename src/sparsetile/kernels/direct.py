@@ -133,7 +133,7 @@ def direct_tile(
 
 def scanned_rows(rows: int) -> int:
     """Return the rows that a warp looks at to list the long ones."""
-    return min(max(1 << (rows // SCANNING_WARPS).bit_length() - 1, 1) if rows >= 2 * SCANNING_WARPS else 1, 32)
+    return min(1 << max((rows // SCANNING_WARPS).bit_length() - 1, 0), 32)
 
 
 def run_of_rows(tile: RowTile, rows: int, entries: int) -> int:

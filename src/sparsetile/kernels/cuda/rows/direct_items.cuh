@@ -31,7 +31,7 @@
 
 namespace direct {
 
-constexpr int kFanIn = 16;   // children of a node: see balance/tree.py
+constexpr int kFanIn = 16;  // children of a node: see balance/tree.py
 // Bits of slots and of nodes in the word that counts all.
 constexpr int kBits = 17;
 // Numbers of 32 bits in `counts`, which those of segment.cuh follow.
@@ -92,10 +92,10 @@ __device__ __forceinline__ int list_rows(const P& p, int lane, int row, int begi
   const auto write_items = [&](int first, int step, int of, int number, int from, int entries,
                                i64 at, int own_slot, bool room) {
     for (int i = first; i < of && at + i < p.most_items; i += step) {
-      p.items[at + i] = room ? make_int4(number, piece_begin(from, entries, of, i),
-                                         piece_begin(from, entries, of, i + 1),
-                                         of > 1 ? own_slot + i : -1)
-                             : make_int4(-1, 0, 0, -1);
+      p.items[at + i] =
+          room ? make_int4(number, piece_begin(from, entries, of, i),
+                           piece_begin(from, entries, of, i + 1), of > 1 ? own_slot + i : -1)
+               : make_int4(-1, 0, 0, -1);
     }
   };
   const bool alone = pieces <= kFanIn;
