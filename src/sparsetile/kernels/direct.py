@@ -33,6 +33,7 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "LIST_COUNTERS",
+    "RUN_TILE",
     "SDDMM_DIRECT",
     "SPMM_DIRECT",
     "Lists",
@@ -60,8 +61,14 @@ SEGMENT, PIECES, BUSY_WARPS = 128, 8192, 2048
 ROUND, LISTING, GATHERED, FEWEST = 0.75e-6, 5e-6, 6.4e12, 16
 # Numbers of 32 bits that the list's counters take: kCounters in direct_items.cuh.
 LIST_COUNTERS = 8
-# Warps that look for long rows, at least, before a warp looks at more than one row.
-SCANNING_WARPS = 2048
+# Warps that look for long rows, about; each looks at most at MOST_SCANNED rows (kScanned lanes' in
+# direct_items.cuh): more warps hold up those that multiply, fewer take long to list many rows.
+SCANNING_WARPS, MOST_SCANNED = 512, 128
+# Runs of rows of float32 and whole warps of columns (docs/explanation/notes/direct.md): of at least
+# RUN_ROWS rows, a warp takes as many in turn as are given with the mean entries up to which that is
+# faster. Rows of more than LONG_IN_RUN entries are listed.
+RUN_ROWS, RUNS, LONG_IN_RUN = 30_000, ((9.0, 8), (13.0, 4)), 32
+RUN_TILE = RowTile(4, 32)
 
 
 @dataclass(frozen=True)
@@ -84,15 +91,19 @@ class Lists:
     nodes: int
 
     @classmethod
-    def of(cls, rows: int, entries: int, lanes: int, row_bytes: int, in_flight: int) -> Lists:
+    def of(
+        cls, rows: int, entries: int, lanes: int, row_bytes: int, in_flight: int, run: int = 0
+    ) -> Lists:
         """Return those of a matrix for groups of ``lanes`` lanes, which gather ``in_flight`` rows
-        of B at once, of ``row_bytes`` each."""
+        of B at once, of ``row_bytes`` each, and of ``run`` rows of C."""
         mean, segment = entries // max(rows, 1), SEGMENT
         while segment * PIECES < entries:
             segment *= 2
         while segment < 2 * mean and segment * BUSY_WARPS < entries:
             segment *= 2
-        if lanes == 32:
+        if run:
+            wide = LONG_IN_RUN
+        elif lanes == 32:
             wide = segment
         elif rows * lanes < FULL_LANES:
             wide = FEW_WIDE
@@ -133,12 +144,15 @@ def direct_tile(
 
 def scanned_rows(rows: int) -> int:
     """Return the rows that a warp looks at to list the long ones."""
-    return min(1 << max((rows // SCANNING_WARPS).bit_length() - 1, 0), 32)
+    return min(1 << max((rows // SCANNING_WARPS).bit_length() - 1, 0), MOST_SCANNED)
 
 
-def run_of_rows(tile: RowTile, rows: int, entries: int) -> int:
-    """Return the rows that a warp takes one after the other; 0 if each group takes one."""
-    return 0
+def run_of_rows(dtype: torch.dtype, n: int, vector: int, rows: int, entries: int) -> int:
+    """Return the rows that a warp sums one after the other; 0 if each group of lanes has one."""
+    slab = RUN_TILE.slab
+    if dtype is not torch.float32 or vector != RUN_TILE.vector or n % slab or rows < RUN_ROWS:
+        return 0
+    return next((run for mean, run in RUNS if entries < mean * rows), 0)
 
 
 def direct_config(
@@ -172,6 +186,7 @@ def direct_sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigVa
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
+    yield direct_config(torch.float32, RUN_TILE, runs=True)
     for dtype in ELEMENTS:
         tiles = itertools.chain(row_tiles(dtype), narrow_tiles(dtype))
         for tile, out in itertools.product(tiles, out_dtypes(dtype)):

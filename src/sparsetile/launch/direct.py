@@ -31,6 +31,7 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, sddmm_tile, vector_width
 from sparsetile.kernels.direct import (
     LIST_COUNTERS,
+    RUN_TILE,
     SDDMM_DIRECT,
     SPMM_DIRECT,
     Lists,
@@ -56,8 +57,8 @@ __all__ = ["direct_product", "direct_sddmm", "product_into", "takes_arrays"]
 
 # Blocks of an SM that stride over the list of long rows.
 _WIDE_BLOCKS_PER_SM = 8
-# Row blocks of an SM that stand before those: about those that run at once.
-_ROW_BLOCKS_BEFORE = 6
+# Row blocks of an SM that stand before those: two or four waves. Narrow ones end sooner.
+_ROW_BLOCKS_BEFORE, _NARROW_BLOCKS_BEFORE, _NARROW = 12, 24, 512
 # Sizes of which no product was tested; entries may be more.
 _LIMIT, _WIDEST = 2**31, 65535
 _SIZES = ("entries", "cols", "rows")
@@ -150,6 +151,7 @@ def _prepare(
     patch: tuple[str, ...],
     slot_bytes: int,
     rows: int,
+    blocks_before: int = _NARROW_BLOCKS_BEFORE,
     run: int = 1,
 ) -> _Prepared:
     """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0. A group has
@@ -172,7 +174,7 @@ def _prepare(
         "slot_count": lists.slots,
         "node_count": lists.nodes,
         "wide_blocks": wide_blocks,
-        "wide_at": processors(indptr.device) * _ROW_BLOCKS_BEFORE,
+        "wide_at": processors(indptr.device) * blocks_before,
         "scanned": scanned,
     }
     patched = (*patch[:5], *_SIZES, *patch[5:])
@@ -197,8 +199,10 @@ def _prepare_product(
     b_row, b_batch = B.stride(-2), B.stride(0) if B.dim() == 3 else 0
     vector = vector_width(B.dtype, n, b_row, b_batch, B.data_ptr() // size)
     extremum = reduce in ("max", "min")
-    tile = direct_tile(B.dtype, n, vector, *sizes, extremum=extremum)
-    run = run_of_rows(tile, *sizes) if epilogue.plain and not extremum else 0
+    run = 0
+    if epilogue.plain and not extremum and out_dtype is B.dtype:
+        run = run_of_rows(B.dtype, n, vector, *sizes)
+    tile = RUN_TILE if run else direct_tile(B.dtype, n, vector, *sizes, extremum=extremum)
     config = direct_config(B.dtype, tile, out_dtype=out_dtype, extremum=extremum, runs=run > 0)
     params = {
         **epilogue_params(epilogue),
@@ -207,12 +211,13 @@ def _prepare_product(
     }  # fmt: skip
     # Matrices of C are as far apart as this call's rows make them.
     patch = ("indptr", "columns", "values", "b", "c", *(("c_batch_stride",) * (batches > 1)))
-    lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]) * tile.parts)
+    in_flight = int(config["kUnroll"]) * tile.parts
+    lists = Lists.of(*sizes, tile.lanes, n * size, in_flight, run)
     return _prepare(
         lists, tile.lanes, device, indptr, indices, SPMM_DIRECT.load(config, device),
         (tile.slabs(n), batches), params, patch,
         tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4), sizes[0],
-        max(run, 1),
+        _NARROW_BLOCKS_BEFORE if n * size < _NARROW else _ROW_BLOCKS_BEFORE, max(run, 1),
     )  # fmt: skip
 
 

@@ -31,7 +31,8 @@
 
 namespace direct {
 
-constexpr int kFanIn = 16;  // children of a node: see balance/tree.py
+constexpr int kFanIn = 16;   // children of a node: see balance/tree.py
+constexpr int kScanned = 4;  // most rows that a lane looks at: see kernels/direct.py
 // Bits of slots and of nodes in the word that counts all.
 constexpr int kBits = 17;
 // Numbers of 32 bits in `counts`, which those of segment.cuh follow.
@@ -124,24 +125,33 @@ __device__ __forceinline__ void check_pointers(const P& p, int row) {
   if (row == p.rows - 1 && end != p.entries) report(p, kBadPointer, p.rows, end, p.entries);
 }
 
-// A warp of a scan block: check the row pointers of `scanned` rows, a lane each, and list the long
-// ones.
+// A warp of a scan block: check the row pointers of `scanned` rows, and list the long ones.
 template <int kThreads, typename P>
 __device__ __noinline__ void scan_rows(const P& p) {
   const int lane = threadIdx.x % 32;
-  const i64 first = (i64(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * p.scanned;
-  const bool here = lane < p.scanned && first + lane < p.rows;
-  const int row = static_cast<int>(first) + lane;
-  int2 entries = make_int2(0, 0);
-  if (here) {
-    entries = entries_of(p, row);
-    check_pointers(p, row);
+  const i64 first = (i64(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * p.scanned + lane;
+  int2 entries[kScanned];
+#pragma unroll
+  for (int i = 0; i < kScanned; ++i) {
+    const i64 row = first + 32 * i;
+    entries[i] = make_int2(0, 0);
+    if (lane + 32 * i >= p.scanned || row >= p.rows) continue;
+    entries[i] = entries_of(p, static_cast<int>(row));
+    check_pointers(p, static_cast<int>(row));
   }
-  const int length = entries.y - entries.x;
-  const int wide = length > p.wide_length ? length : 0;
   int listed = 0;
-  if (__any_sync(0xffffffffu, wide > 0)) {
-    listed = list_rows(p, lane, row, entries.x, wide);
+#pragma unroll 1
+  for (int i = 0; i < kScanned; ++i) {
+    // By a rotation: an index that is not known would put the array into memory.
+    const int begin = entries[0].x, length = entries[0].y - entries[0].x;
+#pragma unroll
+    for (int j = 1; j < kScanned; ++j) entries[j - 1] = entries[j];
+    const int wide = length > p.wide_length ? length : 0;
+    if (__any_sync(0xffffffffu, wide > 0)) {
+      listed += list_rows(p, lane, static_cast<int>(first) + 32 * i, begin, wide);
+    }
+  }
+  if (listed > 0) {
     __threadfence();  // what is listed is read by those who read its number
     __syncwarp();
   }
