@@ -192,7 +192,7 @@ if (here) report => if (false) report  # is silent about a wrong column
 column = 0; => column = 1 << 30;  # reads far outside of B
 [rows/direct_items.cuh, direct]
 (length + p.segment - 1) / p.segment => length / p.segment  # too few pieces
-pieces > 1 ? slot + i : -1 => -1  # pieces overwrite each other
+of > 1 ? own_slot + i : -1 => -1  # pieces overwrite each other
 if (row >= p.rows || is_long) => if (row >= p.rows)  # adds up long rows twice
 = node + i / kFanIn => = node  # one parent for all
 slot + count + g, 0) => slot + count, 0)  # the wrong place above
