@@ -17,10 +17,13 @@ from torch.autograd import forward_ad
 
 import sparsetile as st
 from sparsetile import CSR, Plan
+from sparsetile.cache.arrays import product_as_it_is
+from sparsetile.cache.fresh import fresh_product
 from sparsetile.check.judge import check_sddmm
 from sparsetile.systems import SYSTEMS
 from tools.fuzz_cases import Case
 from tools.fuzz_inputs import (
+    Matrix,
     change,
     dense,
     entry_values,
@@ -326,23 +329,37 @@ def _linear(run: Run) -> None:
     run.same_bits(Y, plan.linear(given, **options, **wide), "a second layer")
 
 
+def multiplied(A: Any, B: Tensor, matrix: Matrix, reduce: str = "sum") -> CSR:
+    """Return what ``st.spmm`` multiplies: A's entries one by one if it makes no plan.
+
+    Entries of one place whose values have opposite signs then make NaN of an infinity in B, where
+    a plan, which adds them first, has an infinity or 0.
+    """
+    ways = (product_as_it_is, fresh_product)
+    unplanned = reduce == "sum" and any(way(A, B) is not None for way in ways)
+    return matrix.entries if unplanned else matrix.truth
+
+
 def _spmm(run: Run) -> None:
     case = run.case
     run.matrix = make_matrix(case, run.rng, run.folder)
     run.system = "auto"  # the choice is unknown
     B = run.operand(case.n)
     for step in range(3):
-        C = st.spmm(run.matrix.A, B, reduce=case.reduce)
-        run.judge(B, C, f"spmm, call {step + 1}", reduce=case.reduce)
+        A, matrix = run.matrix.A, run.matrix
+        C = st.spmm(A, B, reduce=case.reduce)
+        csr = multiplied(A, B, matrix, case.reduce)
+        run.judge(B, C, f"spmm, call {step + 1}", reduce=case.reduce, csr=csr)
         if step == 0:  # the kept plan
-            run.judge(B, st.spmm(run.matrix.A, B), "spmm again")
+            run.judge(B, st.spmm(A, B), "spmm again", csr=multiplied(A, B, matrix))
         if step == 1 and case.followed:
             leaf = B.detach().clone().requires_grad_()
             G = dense(case, tuple(C.shape), run.rng, layout="contiguous", special="none")
-            st.spmm(run.matrix.A, leaf).backward(G)
+            st.spmm(A, leaf).backward(G)
             if leaf.grad is None:
                 raise Wrong("spmm: B has no gradient")
-            run.judge(G, leaf.grad, "spmm, gradient of B", csr=run.matrix.truth.transposed())
+            csr = multiplied(A, leaf, matrix).transposed()
+            run.judge(G, leaf.grad, "spmm, gradient of B", csr=csr)
         if step < 2:
             run.matrix = change(case, run.matrix, case.pick + step)
 

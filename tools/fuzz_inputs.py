@@ -35,6 +35,7 @@ class Matrix:
     rows: np.ndarray  # places in the container's own order of entries, as cols
     cols: np.ndarray
     truth: CSR  # sorted, duplicates summed, on the host; float64 values or None
+    entries: CSR  # the same with every entry for itself, as products without a plan take them
     exact: bool  # whether values must be small fractions: sums of duplicates are exact
 
 
@@ -114,13 +115,21 @@ def make_matrix(case: Case, rng: np.random.Generator, folder: Path) -> Matrix:
             order = order[np.argsort(cols[order], kind="stable")]
         rows, cols, values = rows[order], cols[order], values[order]
     A, source = _contain(case, rows, cols, values, folder)
-    return _read(case, A, source)
+    return read(case, A, source)
 
 
-def _read(case: Case, A: Any, source: Any) -> Matrix:
+def read(case: Case, A: Any, source: Any) -> Matrix:
+    """Return a container with its entries; ``source`` has them, if it is another object."""
     rows, cols, values = _entries(case, source)
     truth = _canonical(case, rows, cols, values)
-    return Matrix(A, rows, cols, truth, case.duplicates)
+    order = np.argsort(rows, kind="stable")
+    entries = CSR(
+        torch.from_numpy(_pointers(rows[order], case.rows)),
+        torch.from_numpy(cols[order].astype(np.int32)),
+        None if values is None else torch.from_numpy(values[order].astype(np.float64)),
+        truth.shape,
+    )
+    return Matrix(A, rows, cols, truth, entries, case.duplicates)
 
 
 def rounded_to_type(case: Case, summed: Tensor) -> Tensor:
@@ -330,12 +339,12 @@ def change(case: Case, matrix: Matrix, pick: int) -> Matrix:
         source = sp.load_npz(A)
         source.data *= -2
         sp.save_npz(A, source)
-        return _read(case, A, source)
+        return read(case, A, source)
     if name == "mtx":
         numbers = np.full(len(matrix.rows), -3.0)
         places = np.stack([matrix.rows[::-1], case.cols - 1 - matrix.cols[::-1]])
         given = (places, numbers.astype(case.values_dtype), (case.rows, case.cols))
-        return _read(case, A, _write_mtx(case, Path(A), given))
+        return read(case, A, _write_mtx(case, Path(A), given))
     if name in ("scipy lil", "scipy dok"):
         plain = A.tocoo()
         for row, col in list(zip(*plain.coords, strict=True))[:5]:
@@ -355,7 +364,7 @@ def change(case: Case, matrix: Matrix, pick: int) -> Matrix:
         if values is not None:
             with np.errstate(over="ignore"):
                 values *= -2
-    return _read(case, A, A)
+    return read(case, A, A)
 
 
 def _special_dense(B: Tensor, kind: str, rng: np.random.Generator) -> Tensor:

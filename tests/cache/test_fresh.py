@@ -81,6 +81,21 @@ def test_indices_that_kernels_cannot_read_are_left_to_plans(on_gpu, place, chang
     assert fresh_product(A, on_gpu(B)) is None
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (INDPTR, INDICES, VALUES[:6]),
+        (torch.stack([INDPTR, INDPTR], 1)[:, 0], INDICES, VALUES),  # apart in memory
+        (INDPTR[:4], INDICES, VALUES),
+    ],
+    ids=["fewer values", "row pointers apart", "fewer rows"],
+)
+def test_parts_of_a_sparse_tensor_that_do_not_fit_are_left_to_plans(on_gpu, parts):
+    """torch does not compare them unless it is asked to."""
+    A = torch.sparse_csr_tensor(*parts, (4, 5), check_invariants=False)
+    assert fresh_product(on_gpu(A), on_gpu(B)) is None
+
+
 def test_what_a_product_found_wrong_is_raised_by_the_next(on_gpu, wrong_column):
     A = arrays(on_gpu)
     st.spmm(A, on_gpu(B))
@@ -123,6 +138,16 @@ def test_a_matrix_is_planned_when_its_products_have_cost_enough(on_gpu, soon):
     assert fresh_product(other, on_gpu(B)) is not None, "each matrix has its own"
     A[1].fill_(1)
     assert products_until_planned(A, on_gpu(B)) == soon, "another pattern has come"
+
+
+def test_a_pattern_whose_columns_or_values_are_new_in_each_call_is_never_planned(on_gpu, soon):
+    """A plan would serve one product. Memory of tensors that ended comes again."""
+    indptr, indices, values, shape = arrays(on_gpu)
+    for _ in range(3 * soon):
+        view = on_gpu(INDICES)  # another tensor of the same memory and count of writes
+        assert view.data_ptr() == INDICES.data_ptr()
+        assert fresh_product((indptr, view, values, shape), on_gpu(B)) is not None
+        assert fresh_product((indptr, indices, on_gpu(VALUES), shape), on_gpu(B)) is not None
 
 
 def test_steps_of_training_count_for_their_gradients(on_gpu, soon):

@@ -6,15 +6,19 @@ import contextlib
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tools.as_capability import runs_as
 from tools.digest import code_digest
 from tools.fuzz import RECORD_NAME, SCHEMA, Outcome, check_fuzz, fuzz, main, try_case
 from tools.fuzz_cases import CONTAINERS, Case, draw
-from tools.fuzz_judge import is_refusal
+from tools.fuzz_checks import multiplied
+from tools.fuzz_inputs import read
+from tools.fuzz_judge import Run, Wrong, is_refusal
 from tools.fuzz_layers import LAYERS
 from tools.record import ROOT
 
@@ -363,3 +367,36 @@ def test_a_16_bit_result_with_a_bias_is_rounded_once(system):
     B = torch.ones(2, 3, dtype=torch.bfloat16)
     C = plan.run(B, bias=torch.full((3,), 0.5, dtype=torch.bfloat16))
     assert C.tolist() == [[258.0] * 3]  # 257.5 between 256 and 258
+
+
+@pytest.fixture
+def twice(tmp_path) -> tuple[Run, torch.Tensor]:
+    """A run whose A has entries 1 and -1 at one place, and a B with an infinity in that row."""
+    drawn = first_case(container="csr tuple", dtype="float32")
+    run = Run(replace(drawn, rows=2, cols=2, n=1, lead=()), np.random.default_rng(0), tmp_path)
+    A = (torch.tensor([0, 2, 3]), torch.tensor([1, 1, 0]), torch.tensor([1.0, -1.0, 2.0]), (2, 2))
+    run.matrix, run.system = read(run.case, A, A), "auto"
+    return run, torch.tensor([[1.0], [torch.inf]])
+
+
+def test_entries_of_one_place_are_judged_one_by_one_without_a_plan(twice):
+    run, B = twice
+    A, matrix = run.matrix.A, run.matrix
+    assert multiplied(A, B, matrix) is matrix.entries
+    C = st.spmm(A, B)
+    assert C[:, 0].isnan().tolist() == [True, False]
+    run.judge(B, C, "spmm", csr=matrix.entries)
+    with pytest.raises(Wrong, match="instead of nan"):
+        run.judge(B, torch.tensor([[torch.inf], [2.0]]), "spmm", csr=matrix.entries)
+
+
+def test_entries_of_one_place_are_judged_as_one_with_a_plan(twice):
+    run, B = twice
+    A, matrix = run.matrix.A, run.matrix
+    assert multiplied(A, B, matrix, "mean") is matrix.truth
+    assert multiplied(A, B.double(), matrix) is matrix.truth  # of another type than A
+    run.matrix.truth.values[0] = 3.0
+    planned = st.plan((A[0], A[1], torch.tensor([1.0, 2.0, 2.0]), (2, 2)), 1) @ B
+    run.judge(B, planned, "plan", csr=matrix.truth)
+    with pytest.raises(Wrong, match="1 of 2 elements wrong"):
+        run.judge(B, torch.tensor([[torch.nan], [2.0]]), "plan", csr=matrix.truth)

@@ -12,6 +12,7 @@ Only sums take this path: plans count entries of one place as one, which other r
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -49,6 +50,7 @@ _INDICES = (torch.int32, torch.int64)
 _Arrays = tuple[Tensor, Tensor, "Tensor | None", int, int]
 
 
+@functools.lru_cache(maxsize=256)
 def direct_seconds(
     rows: int, cols: int, entries: int, n: int, itemsize: int, device: torch.device
 ) -> float:
@@ -60,28 +62,42 @@ def direct_seconds(
 
 
 class _Account:
-    """What products of a pattern have cost, while the object that has it lives."""
+    """What products of a pattern have cost, while all that it is made of lives."""
 
-    __slots__ = ("cost", "kind", "owner", "pattern", "plan", "spent")
+    __slots__ = ("owners", "pattern", "spent")
 
-    def __init__(self, owner: Any, pattern: tuple[int, ...]) -> None:
-        self.owner, self.pattern = weakref.ref(owner), pattern
-        self.spent, self.plan = 0.0, PLAN_SECONDS[0] + PLAN_SECONDS[1] * pattern[-1]
-        self.kind: Any = None  # of the last product, which cost this:
-        self.cost = 0.0
+    def __init__(self, owners: tuple[Any, ...], pattern: tuple[int, ...]) -> None:
+        self.owners = [weakref.ref(each) for each in owners]
+        self.pattern, self.spent = pattern, 0.0
+
+    def belongs_to(self, owners: tuple[Any, ...], pattern: tuple[int, ...]) -> bool:
+        for owner, each in zip(self.owners, owners, strict=True):
+            if owner() is not each:
+                return False
+        return self.pattern == pattern
 
 
-# By the owner's number, which may be given to another object when the owner has ended.
-_accounts: dict[int, _Account] = {}
+# By the owners' numbers, which may be given to other objects when these have ended.
+_accounts: dict[tuple[int, ...], _Account] = {}
 
 
-def _open_account(owner: Any, pattern: tuple[int, ...]) -> _Account:
+def _open_account(
+    key: tuple[int, ...], owners: tuple[Any, ...], pattern: tuple[int, ...]
+) -> _Account:
     if len(_accounts) >= MOST_ACCOUNTS:
-        over = [number for number, each in _accounts.copy().items() if each.owner() is None]
-        for number in over if len(over) > MOST_ACCOUNTS // 2 else list(_accounts):
-            _accounts.pop(number, None)
-    account = _accounts[id(owner)] = _Account(owner, pattern)
+        over = [
+            key for key, each in _accounts.copy().items() if any(o() is None for o in each.owners)
+        ]
+        for each in over if len(over) > MOST_ACCOUNTS // 2 else list(_accounts):
+            _accounts.pop(each, None)
+    account = _accounts[key] = _Account(owners, pattern)
     return account
+
+
+def _pays(account: _Account, entries: int) -> bool:
+    """Whether a plan pays; one of too many entries would double A's memory."""
+    plan = PLAN_SECONDS[0] + PLAN_SECONDS[1] * entries
+    return account.spent * SHARE >= plan and entries < entry_limit()
 
 
 def fresh_product(A: Any, B: Any) -> Tensor | None:
@@ -94,85 +110,97 @@ def fresh_product(A: Any, B: Any) -> Tensor | None:
     B : Tensor
         Dense.
     """
-    if type(B) not in PLAIN_TYPES or not B.is_cuda or B.dtype not in _DTYPES:
+    if type(B) not in PLAIN_TYPES or not B.is_cuda or B.layout is not torch.strided:
         return None
-    if B.layout is not torch.strided or not plain_call() or any_autocast() or B.is_neg():
+    if not plain_call() or any_autocast() or B.is_neg() or profiler._is_profiler_enabled:
         return None
-    wide = B.dim() == 2
-    if not (wide or B.dim() == 1) or profiler._is_profiler_enabled:
-        return None
-    found = _arrays(A, B.dtype)
+    found = _arrays(A, B)
     if found is None:
         return None
     indptr, indices, values, rows, cols = found
+    shape, entries = B.shape, indices.shape[0]
+    wide = len(shape) == 2
+    n = shape[1] if wide else 1
+    if not (wide or len(shape) == 1) or not takes_arrays(indptr, indices, cols, n):
+        return None
     tracked = torch.is_grad_enabled() and (
         B.requires_grad or (values is not None and values.requires_grad)
     )
-    entries, n, device = indices.shape[0], B.shape[1] if wide else 1, B.get_device()
-    if (
-        B.shape[0] != cols
-        or indptr.shape[0] != rows + 1
-        or (cols == 0 and entries)
-        or not takes_arrays(indptr, indices, cols, n)
-        or indptr.get_device() != device
-        or indices.get_device() != device
-        or (values is not None and values.get_device() != device)
-    ):
-        return None
-    # The tensors of a sparse tensor are new objects in each call.
-    owner = A if type(A) is Tensor else indptr
+    # What spmm watches of a matrix that it has planned: all that callers may pass anew.
+    owners = (A,) if type(A) is not tuple else A[: 2 if values is None else 3]
+    key = tuple(map(id, owners))
     pattern = (indptr.data_ptr(), indices.data_ptr(), indptr._version, indices._version, entries)
-    account = _accounts.get(id(owner))
-    if account is None or account.owner() is not owner or account.pattern != pattern:
-        account = _open_account(owner, pattern)
-    pays = account.spent * SHARE >= account.plan and not capturing(B.device)
-    if pays and entries < entry_limit():  # a plan of more would double A's memory
-        return None
-    kind = n, B.dtype
-    if account.kind != kind:
-        account.kind = kind
-        account.cost = direct_seconds(rows, cols, entries, n, B.element_size(), B.device)
-    account.spent += account.cost * (PRODUCTS_OF_A_STEP if tracked else 1)
+    account = _accounts.get(key)
+    if account is not None:
+        if not account.belongs_to(owners, pattern):
+            account = None
+        elif _pays(account, entries) and not capturing(B.device):
+            return None
     raise_faults()
     dense = B if wide else B.unsqueeze(1)
     if tracked:
         C = multiply(indptr, indices, values, dense, "sum")
-        return C if wide else C.squeeze(1)
-    if n > 1 and dense.stride(1) != 1:
-        dense = dense.contiguous()
-    C = direct_product(indptr, indices, values, dense)
+    else:
+        if n > 1 and dense.stride(1) != 1:
+            dense = dense.contiguous()
+        C = direct_product(indptr, indices, values, dense)
+    # While the GPU is at work.
+    if account is None:
+        account = _open_account(key, owners, pattern)
+    cost = direct_seconds(rows, cols, entries, n, B.element_size(), B.device)
+    account.spent += cost * PRODUCTS_OF_A_STEP if tracked else cost
     return C if wide else C.squeeze(1)
 
 
-def _arrays(A: Any, dtype: torch.dtype) -> _Arrays | None:
-    """Return row pointers, columns, values, rows and columns as the kernels read them."""
-    kind = type(A)
-    if kind is Tensor:
+def _arrays(A: Any, B: Tensor) -> _Arrays | None:
+    """Return row pointers, columns, values, rows and columns as the kernels read them.
+
+    torch compares the parts of a sparse tensor with each other only if it is asked to.
+    """
+    indptr: Any
+    indices: Any
+    values: Any
+    if type(A) is Tensor:
         if A.layout is not torch.sparse_csr or A.dim() != 2 or not A.is_cuda:
             return None
         if A.requires_grad and torch.is_grad_enabled():
             return None
-        values = A.values()
-        if values.dtype is not dtype or not values.is_contiguous() or values.is_neg():
-            return None
-        return A.crow_indices(), A.col_indices(), values, *A.shape  # torch has compared their sizes
-    if kind is tuple and len(A) == 4 and isinstance(A[3], (tuple, list)) and len(A[3]) == 2:
-        parts, shape = A[:3], A[3]
-        if type(shape[0]) is not int or type(shape[1]) is not int:
-            return None
-    elif kind is CSR:
-        parts, shape = (A.indptr, A.indices, A.values), A.shape
+        indptr, indices, values, (rows, cols) = (
+            A.crow_indices(), A.col_indices(), A.values(), A.shape
+        )  # fmt: skip
     else:
+        if type(A) is CSR:
+            indptr, indices, values, shape = A.indptr, A.indices, A.values, A.shape
+        elif type(A) is tuple and len(A) == 4 and isinstance(A[3], (tuple, list)):
+            indptr, indices, values, shape = A
+        else:
+            return None
+        if len(shape) != 2 or type(shape[0]) is not int or type(shape[1]) is not int:
+            return None
+        rows, cols = shape
+        for each in (indptr, indices):
+            plain = type(each) in PLAIN_TYPES and each.dtype in _INDICES and each.dim() == 1
+            if not plain or each.is_inference():
+                return None
+    device, dtype = B.get_device(), B.dtype
+    if values is not None and (
+        type(values) not in PLAIN_TYPES
+        or values.dtype is not dtype
+        or values.shape != indices.shape
+        or not values.is_contiguous()
+        or values.is_neg()
+        or values.get_device() != device
+    ):
         return None
-    indptr, indices, values = parts
-    for each in (indptr, indices):
-        plain = type(each) in PLAIN_TYPES and each.dtype in _INDICES and each.dim() == 1
-        if not plain or not each.is_contiguous() or each.is_inference():
-            return None
-    if values is not None:
-        plain = type(values) in PLAIN_TYPES and values.dtype is dtype and values.dim() == 1
-        if not plain or values.shape != indices.shape or not values.is_contiguous():
-            return None
-        if values.is_neg():
-            return None
-    return indptr, indices, values, shape[0], shape[1]
+    if (
+        dtype not in _DTYPES
+        or B.shape[0] != cols
+        or indptr.shape[0] != rows + 1
+        or (cols == 0 and indices.shape[0])
+        or not indptr.is_contiguous()
+        or not indices.is_contiguous()
+        or indptr.get_device() != device
+        or indices.get_device() != device
+    ):
+        return None
+    return indptr, indices, values, rows, cols

@@ -249,12 +249,16 @@ class PreparedLaunch:
         A tensor map, like other fields of several numbers, is given as its bytes.
         """
         thread = threading.get_ident()
-        mine = self._buffers.get(thread) or self._buffer(thread)
-        write, address, config, last_stream, _, _, _ = mine
-        write(*values)
-        if stream != last_stream:
+        self._launch(self._buffers.get(thread) or self._buffer(thread), stream, values)
+
+    def _launch(
+        self, mine: list[Any], stream: int, values: tuple[int | float | bytes, ...]
+    ) -> None:
+        mine[0](*values)
+        config = mine[2]
+        if stream != mine[3]:
             config.hStream = mine[3] = stream
-        (status,) = self._call(config, self._handle, address, 0)
+        (status,) = self._call(config, self._handle, mine[1], 0)
         if status:
             raise RuntimeError(
                 f"launch: {self._label} must start, got {status!r}. Run `sparsetile doctor`; if "
@@ -268,7 +272,7 @@ class PreparedLaunch:
         if rare != mine[5]:
             mine[4](*rare)
             mine[5] = rare
-        self.launch(stream, *values)
+        self._launch(mine, stream, values)
 
     def launch_sized(
         self, stream: int, blocks: int, rare: tuple[int, ...], *values: int | float | bytes
@@ -281,7 +285,7 @@ class PreparedLaunch:
             mine[5] = rare
         if blocks != mine[6]:
             mine[2].gridDimX = mine[6] = blocks
-        self.launch(stream, *values)
+        self._launch(mine, stream, values)
 
 
 _Asked: TypeAlias = tuple[KernelSource, int, int]
