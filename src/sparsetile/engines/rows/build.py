@@ -69,18 +69,21 @@ def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     return lengths.schedule(units).to(request.csr.indptr.device)
 
 
-def build_rows(request: Request) -> EngineBuild:
-    """Build the tensors of :class:`RowRunner`."""
+def build_rows(request: Request, *, shares: bool = True) -> EngineBuild:
+    """Build the tensors of :class:`RowRunner`.
+
+    ``shares``: the kernel lets a thread block share a row of a product that is not small.
+    """
     csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
     rows = Rows.pack(csr)
     timer("format")
     units, shared = _counted_units(request)
     near = units.near()
     lengths = item_lengths(
-        near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS
+        near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS, shares
     )
     plain, short = lengths.schedule(near), lengths.short_entries(near)
-    shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
+    shape = row_shape(csr, plain, order, request.row_bytes, short, lengths)
     plain = plain.to(request.csr.indptr.device)
     timer("schedule")
     bundles = _bundles(request, shared)

@@ -61,6 +61,18 @@ SMALL_WAVES, SPARE = 3.0, 0.33
 WIDE_LENGTHS: tuple[int, ...] = (16, 24)
 SHARED_LENGTHS: tuple[int, ...] = (32, 64, 128, 256)
 SHARED_UNCUT = 512
+# A row of up to LAST_UNCUT is not cut if none is longer: it would be the only reason for a tree
+# (N = 32, float32: wiki-Vote 6.4 to 4.5 us, memplus 5.5 to 3.9, gemsec-FB-government 6.6 to 4.7).
+LAST_UNCUT = 1024
+# A longer row alone makes a product small that few entries are in (south31: 5.4 to 3.5 us).
+LONG_ALONE = 128
+# Products that are not small: thread blocks share rows of over WIDER_SHARED entries where rows of B
+# have at most so many bytes, the mean row has as many entries as stands beside them, and the
+# matrix fewer than WIDER_ENTRIES. Elsewhere the registers of the kernel cost more.
+WIDER_SHARED, WIDER_ENTRIES = 128, 1_000_000
+WIDER_MEANS = {512: 5.0, 1024: 15.0}
+# Rows from WIDE_LENGTHS[0] on have a warp if the mean row is shorter than this.
+SHORT_MEAN = 6.0
 LANES_PER_SM, ACCESS_BYTES = 1024, 16
 
 
@@ -141,12 +153,30 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
     return FEW_SEGMENT if units.tally.longest > uncut else longest
 
 
+def _uncut(units: Units) -> int:
+    """Return the entries of the longest item if thread blocks share rows."""
+    return LAST_UNCUT if SHARED_UNCUT < units.tally.longest <= LAST_UNCUT else SHARED_UNCUT
+
+
+def _wide_product(units: Units, row_bytes: int, shares: bool) -> ItemLengths:
+    """Return the lengths for a product that is not small."""
+    mean = units.tally.total / units.count
+    wide = WIDE_LENGTHS[0] if mean < SHORT_MEAN and units.tally.longest > WIDE_LENGTHS[0] else None
+    least = next((each for most, each in WIDER_MEANS.items() if row_bytes <= most), math.inf)
+    long = units.tally.longest > WIDER_SHARED and units.tally.total < WIDER_ENTRIES
+    if shares and row_bytes > SMALL_BYTES and mean >= least and long:
+        return ItemLengths(_uncut(units), wide, WIDER_SHARED)
+    longest = segment_length(units, row_bytes)
+    return ItemLengths(_few_length(units, row_bytes, longest), wide)
+
+
 def item_lengths(
-    units: Units, row_bytes: int, processors: int, side_by_side: bool = False
+    units: Units, row_bytes: int, processors: int, side_by_side: bool = False, shares: bool = True
 ) -> ItemLengths:
     """Return the lengths of items of the units, for rows of B of that many bytes.
 
-    ``side_by_side``: B has few columns, and a warp loads 128 entries or more at once.
+    ``side_by_side``: B has few columns, and a warp loads 128 entries or more at once. ``shares``:
+    the kernel lets a thread block share a row of a product that is not small.
     """
     longest, room = segment_length(units, row_bytes), processors * LANES_PER_SM
     if not units.count:
@@ -157,7 +187,7 @@ def item_lengths(
     longest = max(longest, rounds)
     if units.tally.bundled:
         return ItemLengths(longest, WIDE_LENGTHS[0] if unfilled else None)
-    few = ItemLengths(longest if side_by_side else _few_length(units, row_bytes, longest))
+    few = ItemLengths(longest) if side_by_side else _wide_product(units, row_bytes, shares)
     if row_bytes > SMALL_BYTES:
         return few
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
@@ -165,13 +195,14 @@ def item_lengths(
     long = units.longer(longest_alone)
     used = 32 * long + group * (units.count - long)
     some_long = units.longer_total(longest_alone) >= FEW_LONG * units.tally.total
+    some_long = some_long or units.tally.longest > LONG_ALONE
     if used > SMALL_WAVES * room or not (some_long or unfilled):
         return few
     spare = max(SPARE * room, room - used)
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
     shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
     if shared is not None:
-        longest = max(longest, rounds * THREADS // 32, SHARED_UNCUT)
+        longest = max(longest, rounds * THREADS // 32, _uncut(units))
     return ItemLengths(longest, wide, shared, True)
 
 
@@ -219,7 +250,7 @@ def row_shape(
     order: Tensor | None,
     row_bytes: int,
     short_entries: int,
-    small: bool = False,
+    lengths: ItemLengths,
 ) -> RowShape:
     """Return the shape that the choice of a tile uses; ``short_entries`` are of short items."""
     rows, total = sum(schedule.sections[WIDE_SECTIONS:]), float(short_entries)
@@ -235,5 +266,7 @@ def row_shape(
         long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
         slab_reloads=apart,
         row_reloads=whole,
-        small=small,
+        small=lengths.small,
+        shared=schedule.sections[0] > 0,
+        known=True,
     )
