@@ -61,9 +61,10 @@ SMALL_WAVES, SPARE = 3.0, 0.33
 WIDE_LENGTHS: tuple[int, ...] = (16, 24)
 SHARED_LENGTHS: tuple[int, ...] = (32, 64, 128, 256)
 SHARED_UNCUT = 512
-# A row of up to LAST_UNCUT is not cut if none is longer: it would be the only reason for a tree
-# (N = 32, float32: wiki-Vote 6.4 to 4.5 us, memplus 5.5 to 3.9, gemsec-FB-government 6.6 to 4.7).
-LAST_UNCUT = 1024
+# A row of up to LAST_UNCUT times that is not cut if none is longer: it would be the only reason for
+# a tree (N = 32, float32: wiki-Vote 6.4 to 4.5 us, memplus 5.5 to 3.9, gemsec-FB-government 6.6 to
+# 4.7).
+LAST_UNCUT = 2
 # A longer row alone makes a product small that few entries are in (south31: 5.4 to 3.5 us).
 LONG_ALONE = 128
 # Products that are not small: thread blocks share rows of over WIDER_SHARED entries where rows of B
@@ -155,7 +156,8 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
 
 def _uncut(units: Units) -> int:
     """Return the entries of the longest item if thread blocks share rows."""
-    return LAST_UNCUT if SHARED_UNCUT < units.tally.longest <= LAST_UNCUT else SHARED_UNCUT
+    whole = SHARED_UNCUT < units.tally.longest <= LAST_UNCUT * SHARED_UNCUT
+    return LAST_UNCUT * SHARED_UNCUT if whole else SHARED_UNCUT
 
 
 def _wide_product(units: Units, row_bytes: int, shares: bool) -> ItemLengths:
