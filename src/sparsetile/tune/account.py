@@ -1,9 +1,9 @@
 """What comparing all systems costs, what it may save, and from how many products on it pays.
 
 Models of systems with tiles count distinct (window, column) pairs, which sorts all entries; their
-builds take several times that of ``csr``; close calls are timed. On an H200 all that took 4, 15 and
-23 ms more than a plan of ``csr`` at N = 32, 128 and 512 (medians of 32 matrices in TF32,
-development readings), where a product takes 10 to 60 us. So a plan that is made for few products,
+builds take several times that of ``csr``. On an H200 both took 4 to 6 ms for matrices whose rows
+share little, and 8 to 20 for those with tiles (12 matrices, TF32 and float16, N = 128 and 512,
+development readings), where a product takes 10 to 300 us. So a plan that is made for few products,
 or for an unknown number, compares only systems that are planned quickly (``QUICK_ON`` of their
 folders). If the number is unknown, all systems are compared once as many products have come as
 would have paid for it: whatever the number, little more is spent than with the best choice for it.
@@ -23,14 +23,14 @@ from sparsetile.engines.request import Request
 from sparsetile.engines.rows.build import entries_per_read
 from sparsetile.systems.registry import SYSTEMS, candidates, exact_system
 from sparsetile.systems.requirements import tile_reasons
-from sparsetile.tune.choose import EXPECTED_RUNS, Choice, predict_systems
+from sparsetile.tune.choose import EXPECTED_RUNS, NEARLY_DENSE, Choice, predict_systems
 from sparsetile.tune.orders import HOPE, least_seconds
 
 __all__ = ["Account", "choose_quickly", "schedule_account"]
 
 # Seconds to compare all systems, and to build another quick system beside the exact one: fixed, and
 # for an entry.
-COMPARE_SECONDS, BESIDE_SECONDS = (6e-3, 2.5e-9), (0.6e-3, 0.5e-9)
+COMPARE_SECONDS, BESIDE_SECONDS = (5e-3, 2.5e-9), (0.6e-3, 0.5e-9)
 # Entries per row of B read by four rows from which tiles may be faster, and the share of what they
 # are foreseen to save that is counted on.
 SHARING, TRUST = 1.5, 0.7
@@ -68,6 +68,9 @@ def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account]
     if exact not in quick or SYSTEMS[exact].reasons(request):
         return None
     beside = BESIDE_SECONDS[0] + BESIDE_SECONDS[1] * request.csr.nnz
+    rows, cols = request.csr.shape
+    if request.csr.nnz > NEARLY_DENSE * rows * cols:
+        beside = 0.0  # writing A out takes no longer than a schedule, and is done before or after
     expected = EXPECTED_RUNS if runs is None else runs
     predicted = predict_systems(request, [exact])
     if expected * predicted[exact] > beside:  # otherwise no other can pay, however fast

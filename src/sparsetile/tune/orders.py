@@ -71,11 +71,11 @@ class OrderCost:
 
 
 # Cheapest first. On an H200 ``merging`` takes 1.1 to 1.8 ms up to 4 million entries, 7 for 20 and
-# 21 for 100 million, and predicting with it 5 to 16, 190 and 640 ms. ``lsh`` takes no less and
-# shares fewer columns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us an entry
-# (docs/explanation/notes/reordering.md).
+# 21 for 100 million, and with the predictions 3 to 14 ms (12 matrices of 89 thousand to 4.2 million
+# entries), 190 and 640 ms. ``lsh`` takes no less and shares fewer columns. ``affinity`` always runs
+# on one core of the host, 0.1 to 0.5 us an entry (docs/explanation/notes/reordering.md).
 ORDERS = {
-    "merging": OrderCost(gpu=(6e-3, 8e-9), host=(20e-3, 2e-6)),
+    "merging": OrderCost(gpu=(3e-3, 5e-9), host=(20e-3, 2e-6)),
     "affinity": OrderCost(
         gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True,
         module="sparsetile.reorder.affinity_numba", first_use=10.0,
