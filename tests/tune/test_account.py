@@ -125,3 +125,17 @@ def test_a_build_uses_the_same_count(shared):
     units, _ = rows_build._counted_units(wanted)
     again, _ = rows_build._counted_units(wanted.changed(dtype=torch.float16))
     assert units is again
+
+
+@pytest.mark.parametrize(("density", "chosen"), [(0.5, "dense"), (0.02, "cpu")])
+def test_a_nearly_dense_matrix_takes_what_is_clearly_faster_at_once(
+    monkeypatch, density, chosen, constants
+):
+    monkeypatch.setattr(type(SYSTEMS["cpu"]), "quick_on", ("cpu",))
+    monkeypatch.setattr(type(SYSTEMS["dense"]), "quick_on", ("cpu",))
+    constants(account, BESIDE_SECONDS=(1.0, 0.0))
+    for dense, expected in ((0.7e-5, chosen), (0.9e-5, "cpu")):
+        monkeypatch.setattr(SYSTEMS["cpu"], "predict", lambda request: 1e-5)
+        monkeypatch.setattr(SYSTEMS["dense"], "predict", lambda request, dense=dense: dense)
+        found = choose_quickly(request(csr_of(random_matrix(300, 200, density))), None)
+        assert found is not None and found[0].system == expected

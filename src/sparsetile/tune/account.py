@@ -31,6 +31,8 @@ __all__ = ["Account", "choose_quickly", "schedule_account"]
 # Seconds to compare all systems, and to build another quick system beside the exact one: fixed, and
 # for an entry.
 COMPARE_SECONDS, BESIDE_SECONDS = (5e-3, 2.5e-9), (0.6e-3, 0.5e-9)
+# Share of the exact system's time that another quick one must save with a nearly dense A.
+CLEARLY = 0.2
 # Entries per row of B read by four rows from which tiles may be faster, and the share of what they
 # are foreseen to save that is counted on.
 SHARING, TRUST = 1.5, 0.7
@@ -68,11 +70,11 @@ def choose_quickly(request: Request, runs: int | None) -> tuple[Choice, Account]
     if exact not in quick or SYSTEMS[exact].reasons(request):
         return None
     beside = BESIDE_SECONDS[0] + BESIDE_SECONDS[1] * request.csr.nnz
-    rows, cols = request.csr.shape
-    if request.csr.nnz > NEARLY_DENSE * rows * cols:
-        beside = 0.0  # writing A out takes no longer than a schedule, and is done before or after
     expected = EXPECTED_RUNS if runs is None else runs
     predicted = predict_systems(request, [exact])
+    rows, cols = request.csr.shape
+    if request.csr.nnz > NEARLY_DENSE * rows * cols:  # A is written out as fast as it is scheduled
+        beside = min(beside, CLEARLY * expected * predicted[exact])
     if expected * predicted[exact] > beside:  # otherwise no other can pay, however fast
         predicted = predict_systems(request, candidates(request, *quick)[0])
 
