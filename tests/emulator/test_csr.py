@@ -178,6 +178,7 @@ def test_wider_products_share_rows_among_the_warps_of_a_block(loaded, dtype, n):
 )
 def test_rows_of_known_lengths_have_tiles_of_their_own(loaded, constants, lengths, dtype, n, tile):
     constants(rows, SMALL_WAVES=0.0)  # not a small product
+    constants(kernel, MIDDLING_LEAST=50)
     rng = np.random.default_rng(2)
     found = [np.sort(rng.choice(200, lengths(i), replace=False)) for i in range(70)]
     indptr = np.concatenate([[0], np.cumsum([each.size for each in found])])

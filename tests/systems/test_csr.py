@@ -108,18 +108,20 @@ def test_blocks_share_long_rows_of_wider_products_if_the_mean_row_is_long(row_by
     assert not found.small and (found.shared == WIDER_SHARED) == shared
     assert found.shared is not None or found.longest <= SHORT_SEGMENT
     assert item_lengths(rows, row_bytes, 132, shares=False).shared is None
-    even = rows_of(*[mean] * 20_000, WIDER_SHARED)
-    assert item_lengths(even, row_bytes, 132).shared is None, "no row is longer"
+    for other in (
+        rows_of(*[mean] * 20_000, WIDER_SHARED),  # no row is longer
+        rows_of(*[mean] * 20_000, 6000),  # of which there would be many pieces
+        rows_of(*[mean] * 20_000, *[200] * 15_000),  # most entries are in such rows
+        rows_of(*[35] * 20_000, 300),  # many entries
+    ):
+        assert item_lengths(other, row_bytes, 132).shared is None
 
 
 @pytest.mark.parametrize("longest, uncut", [(512, 512), (513, 1024), (1024, 1024), (1025, 512)])
 def test_a_row_that_alone_would_need_a_tree_is_not_cut(longest, uncut):
-    short = [3] * lanes_of(1.0)
-    for rows, row_bytes in (
-        (rows_of(*short, longest), NARROW),
-        (rows_of(*[20] * 9000, longest), WIDE),
-    ):
-        assert item_lengths(rows, row_bytes, 132).longest == uncut
+    rows = rows_of(*[3] * lanes_of(1.0), longest)
+    assert item_lengths(rows, NARROW, 132).longest == uncut
+    assert item_lengths(rows, NARROW, 132, shares=False).longest == 512
 
 
 def test_one_long_row_makes_a_product_small():
@@ -136,9 +138,13 @@ def test_entries_of_short_items_are_known_from_lengths(row_bytes):
         for count in (50, 30_000):
             units = rows_of(*torch.randint(0, 9, (count,), generator=draw).tolist(), *long)
             lengths = item_lengths(units, row_bytes, 132)
+            if not lengths.small:  # tiles are chosen as if short rows among many had no warp
+                lengths = dataclasses.replace(lengths, wide=None)
             made = lengths.schedule(units)
             short = made.items[sum(made.sections[:3]) :]
-            assert lengths.short_entries(units) == int((short[:, 2] - short[:, 1]).sum())
+            entries = int((short[:, 2] - short[:, 1]).sum())
+            assert lengths.short(units) == (short.shape[0], entries)
+            assert item_lengths(units, row_bytes, 132).short(units) == lengths.short(units)
 
 
 def lanes_of(waves: float) -> int:

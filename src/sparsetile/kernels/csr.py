@@ -71,8 +71,11 @@ VERY_SHORT_ROW = 6
 # Rows from which four (eight) of them share a warp, so that every SM has enough warps.
 MANY_ROWS = 30_000
 VERY_MANY_ROWS = 100_000
-# Rows of middling lengths: in products of 128 or 64 bytes a row, eight rows of B in flight pay.
-MIDDLING = (6, 25)
+# Mean lengths of middling rows: in products of 128 or 64 bytes a row, eight rows of B in flight pay
+# (64 bytes: only while rows are fewer than MIDDLING_MOST).
+MIDDLING, MIDDLING_MOST = (6, 25), 25_000
+# Mean length up to which 16 lanes have four vectors of 16-bit types, if rows are so many.
+MIDDLING_SHORT, MIDDLING_LEAST = 12, 12_000
 # Share of entries in long rows from which a whole warp should work on one row.
 LONG_SHARE = 0.6
 FEW_LONG = 0.05
@@ -138,8 +141,8 @@ class RowShape:
         The product is small: latency, not L2, limits its rows.
     shared : bool
         Thread blocks share rows.
-    known : bool
-        The figures above are those of a schedule.
+    average : float
+        Mean length of all rows, those of long items included; 0 if it is not known.
     """
 
     rows: int = 0
@@ -149,7 +152,7 @@ class RowShape:
     row_reloads: float = 0.0
     small: bool = False
     shared: bool = False
-    known: bool = False
+    average: float = 0.0
 
     def at_width(self, row_bytes: int) -> RowShape:
         """Return the same for a product that may be wider than planned."""
@@ -167,12 +170,12 @@ class RowShape:
     @property
     def middling(self) -> bool:
         """Rows are neither very short nor long."""
-        return self.known and MIDDLING[0] <= self.mean < MIDDLING[1]
+        return MIDDLING[0] <= self.average < MIDDLING[1]
 
     @property
     def long(self) -> bool:
-        """Most entries are in long rows."""
-        return self.known and self.long_share >= LONG_SHARE
+        """Rows are long, and most entries in those that have a warp."""
+        return self.average >= MIDDLING[1] and self.long_share >= LONG_SHARE
 
     @property
     def uniform(self) -> bool:
@@ -185,8 +188,8 @@ MIXED_ROWS = RowShape(long_share=1.0)
 SHORT_ROWS = RowShape(rows=MANY_ROWS)
 SMALL_ROWS = RowShape(small=True)
 # Rows of middling lengths, and only long ones.
-MIDDLING_ROWS = RowShape(mean=MIDDLING[0], known=True)
-LONG_ROWS = RowShape(long_share=1.0, known=True)
+MIDDLING_ROWS = RowShape(average=MIDDLING[0])
+LONG_ROWS = RowShape(long_share=1.0, average=MIDDLING[1])
 
 
 def vector_widths(dtype: torch.dtype) -> tuple[int, ...]:
@@ -294,8 +297,10 @@ def _wishes(dtype: torch.dtype, vectors: int, shape: RowShape) -> list[tuple[int
             return [(8, 2)]
         if shape.long:
             return [(32, 1)]
-        if shape.known and shape.mean <= SHORT_ROW:
-            return [(8, 4) if shape.mean <= VERY_SHORT_ROW else (16, 4), (16, 2), (8, 2)]
+        if 0 < shape.average < MIDDLING[0]:
+            return [(8, 4), (16, 2), (8, 2)]
+        if 0 < shape.average < MIDDLING_SHORT and shape.rows >= MIDDLING_LEAST:
+            return [(16, 4), (16, 2), (8, 2)]
         return [(16, 2), (8, 2)]
     if dtype is not torch.float32:
         return []
@@ -303,7 +308,7 @@ def _wishes(dtype: torch.dtype, vectors: int, shape: RowShape) -> list[tuple[int
         many = shape.mean <= VERY_SHORT_ROW and shape.rows >= VERY_MANY_ROWS
         return [(4, 2)] if many else []
     if shape.long_share >= LONG_SHARE:
-        return [(32, 2)] if vectors >= 64 else [(16, 2)] if shape.known else []
+        return [(32, 2)] if vectors >= 64 else [(16, 2)] if shape.average else []
     if vectors >= 64 or shape.short:
         return [(8, 4), (8, 2)]
     return [(16, 2), (8, 2)]
@@ -349,7 +354,8 @@ def choose_tile(
             if RowTile(*tile).slab == n:
                 return RowTile(*tile)
     tiles = _FULL_TILES[dtype]
-    if shape.middling and dtype.itemsize == 2 and n == 32 and not args:
+    few_middling = shape.middling and shape.rows < MIDDLING_MOST
+    if few_middling and dtype.itemsize == 2 and n == 32 and not args:
         return RowTile(*SMALL_TILES[2][0])
     for lanes, times in [] if args else _wishes(dtype, vectors, shape):
         if vectors % (lanes * times) == 0 and n % vector == 0:

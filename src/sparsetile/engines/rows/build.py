@@ -82,8 +82,8 @@ def build_rows(request: Request, *, shares: bool = True) -> EngineBuild:
     lengths = item_lengths(
         near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS, shares
     )
-    plain, short = lengths.schedule(near), lengths.short_entries(near)
-    shape = row_shape(csr, plain, order, request.row_bytes, short, lengths)
+    plain, short = lengths.schedule(near), lengths.short(near)
+    shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
     plain = plain.to(request.csr.indptr.device)
     timer("schedule")
     bundles = _bundles(request, shared)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
-from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
+from sparsetile.balance.segments import default_wide_length
 from sparsetile.core.device import l2_bytes
 from sparsetile.formats.device_rows import HeadShape, heads_on_device
 from sparsetile.formats.units import Units
@@ -68,9 +68,11 @@ LAST_UNCUT = 2
 # A longer row alone makes a product small that few entries are in (south31: 5.4 to 3.5 us).
 LONG_ALONE = 128
 # Products that are not small: thread blocks share rows of over WIDER_SHARED entries where rows of B
-# have at most so many bytes, the mean row has as many entries as stands beside them, and the
-# matrix fewer than WIDER_ENTRIES. Elsewhere the registers of the kernel cost more.
-WIDER_SHARED, WIDER_ENTRIES = 128, 1_000_000
+# have at most so many bytes, the mean row has as many entries as stands beside them, the matrix
+# fewer than WIDER_ENTRIES, at most WIDER_SHARE of them in such rows, and no row over WIDER_PIECES
+# pieces.
+# Elsewhere the registers of the kernel cost more, or few blocks are too many.
+WIDER_SHARED, WIDER_ENTRIES, WIDER_SHARE, WIDER_PIECES = 128, 700_000, 0.8, 10
 WIDER_MEANS = {512: 5.0, 1024: 15.0}
 # Rows from WIDE_LENGTHS[0] on have a warp if the mean row is shorter than this.
 SHORT_MEAN = 6.0
@@ -102,12 +104,16 @@ class ItemLengths:
             units, max_length=self.longest, wide_length=self.wide, shared_length=self.shared
         )
 
-    def short_entries(self, units: Units) -> int:
-        """Return the entries of rows with neither a warp nor a thread block; no bundles."""
-        wide = default_wide_length(units) if self.wide is None else self.wide
-        return units.tally.total - units.longer_total(
-            min(self.longest, wide, wide if self.shared is None else self.shared)
-        )
+    def short(self, units: Units) -> tuple[int, int]:
+        """Return the number of short rows and their entries; no bundles.
+
+        Those are rows with neither a warp nor a thread block. In products that are not small, rows
+        that have a warp because most others are very short count too: tiles are chosen without.
+        """
+        wide = default_wide_length(units) if self.wide is None or not self.small else self.wide
+        limit = min(self.longest, wide, wide if self.shared is None else self.shared)
+        count = units.count - units.longer(limit)
+        return count, units.tally.total - units.longer_total(limit)
 
 
 def segment_length(units: Units, row_bytes: int) -> int:
@@ -154,9 +160,9 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
     return FEW_SEGMENT if units.tally.longest > uncut else longest
 
 
-def _uncut(units: Units) -> int:
-    """Return the entries of the longest item if thread blocks share rows."""
-    whole = SHARED_UNCUT < units.tally.longest <= LAST_UNCUT * SHARED_UNCUT
+def _uncut(units: Units, shares: bool) -> int:
+    """Return the entries of the longest item of a small product if thread blocks share rows."""
+    whole = shares and SHARED_UNCUT < units.tally.longest <= LAST_UNCUT * SHARED_UNCUT
     return LAST_UNCUT * SHARED_UNCUT if whole else SHARED_UNCUT
 
 
@@ -165,9 +171,11 @@ def _wide_product(units: Units, row_bytes: int, shares: bool) -> ItemLengths:
     mean = units.tally.total / units.count
     wide = WIDE_LENGTHS[0] if mean < SHORT_MEAN and units.tally.longest > WIDE_LENGTHS[0] else None
     least = next((each for most, each in WIDER_MEANS.items() if row_bytes <= most), math.inf)
-    long = units.tally.longest > WIDER_SHARED and units.tally.total < WIDER_ENTRIES
-    if shares and row_bytes > SMALL_BYTES and mean >= least and long:
-        return ItemLengths(_uncut(units), wide, WIDER_SHARED)
+    total, may_share = units.tally.total, shares and row_bytes > SMALL_BYTES and mean >= least
+    if may_share and total < WIDER_ENTRIES:
+        long = WIDER_SHARED < units.tally.longest <= WIDER_PIECES * SHARED_UNCUT
+        if long and units.longer_total(WIDER_SHARED) <= WIDER_SHARE * total:
+            return ItemLengths(SHARED_UNCUT, wide, WIDER_SHARED)
     longest = segment_length(units, row_bytes)
     return ItemLengths(_few_length(units, row_bytes, longest), wide)
 
@@ -204,7 +212,7 @@ def item_lengths(
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
     shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
     if shared is not None:
-        longest = max(longest, rounds * THREADS // 32, _uncut(units))
+        longest = max(longest, rounds * THREADS // 32, _uncut(units, shares))
     return ItemLengths(longest, wide, shared, True)
 
 
@@ -251,11 +259,11 @@ def row_shape(
     schedule: SegmentSchedule,
     order: Tensor | None,
     row_bytes: int,
-    short_entries: int,
-    lengths: ItemLengths,
+    short: tuple[int, int],
+    small: bool = False,
 ) -> RowShape:
-    """Return the shape that the choice of a tile uses; ``short_entries`` are of short items."""
-    rows, total = sum(schedule.sections[WIDE_SECTIONS:]), float(short_entries)
+    """Return the shape that the choice of a tile uses; ``short`` has :meth:`ItemLengths.short`."""
+    rows, total = short
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
     apart = whole = 0.0
     if may_reload(csr.shape[1], row_bytes, l2_bytes(csr.device)):
@@ -268,7 +276,7 @@ def row_shape(
         long_share=1.0 - total / csr.nnz if csr.nnz else 0.0,
         slab_reloads=apart,
         row_reloads=whole,
-        small=lengths.small,
+        small=small,
         shared=schedule.sections[0] > 0,
-        known=True,
+        average=csr.nnz / max(csr.shape[0], 1),
     )
