@@ -535,8 +535,8 @@ def _distinct(configs: Iterator[dict[str, ConfigValue]]) -> Iterator[dict[str, C
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
         for tile in scheduled_tiles(dtype):
-            shapes = (MIXED_ROWS, SHORT_ROWS, MIDDLING_ROWS, LONG_ROWS)
-            shapes += (SMALL_ROWS, *(replace(shape, shared=True) for shape in shapes))
+            plain = (MIXED_ROWS, SHORT_ROWS, MIDDLING_ROWS, LONG_ROWS)
+            shapes = (*plain, SMALL_ROWS, *(replace(shape, shared=True) for shape in plain))
             for out, shape in itertools.product(out_dtypes(dtype), shapes):
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)
