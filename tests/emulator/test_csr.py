@@ -140,7 +140,7 @@ def test_rows_are_cut_into_shared_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("n, dtype", [(128, F32), (33, F32), (32, torch.float64), (24, F16)])
-def test_other_widths_take_a_plan_for_small_products_with_a_warp_a_row(loaded, n, dtype):
+def test_other_widths_take_a_plan_for_small_products_without_its_heads(loaded, n, dtype):
     csr = csr_of(uneven())
     built = build(csr, 32, F32)
     assert sections(built)[0] > 0
@@ -149,7 +149,44 @@ def test_other_widths_take_a_plan_for_small_products_with_a_warp_a_row(loaded, n
     out = torch.full((csr.shape[0], n), torch.nan, dtype=F32 if dtype is F16 else dtype)
     runner(built.recipe).spmm(built.tensors, values, None, B, out)
     assert_same(out, expected(csr, B))
-    assert not loaded[0]["kShared"]
+    assert loaded[0]["kShared"] and not loaded[0]["kHeads"]
+
+
+@pytest.mark.parametrize(
+    "dtype, n", [(F32, 128), (F32, 100), (F32, 127), (F32, 65), (F16, 512), (BF16, 260)]
+)
+def test_wider_products_share_rows_among_the_warps_of_a_block(loaded, dtype, n):
+    csr = csr_of(uneven(), dtype=dtype)
+    built = build(csr, n, dtype)
+    assert sections(built)[0] == 3, "over 128"
+    B = operand(csr, n, dtype)
+    assert_same(product(built, csr, B, F32), expected(csr, B))
+    (config,) = loaded
+    assert config["kShared"] and not config["kHeads"]
+
+
+@pytest.mark.parametrize(
+    "lengths, dtype, n, tile",
+    [
+        (lambda i: i % 7, F16, 512, (8, 8, 4, 2)),
+        (lambda i: 4 + i % 9, BF16, 512, (8, 16, 4, 2)),
+        (lambda i: 100 + i % 20, F16, 512, (8, 32, 1, 8)),
+        (lambda i: 100 + i % 20, F32, 128, (4, 16, 2, 4)),
+        (lambda i: 4 + i % 16, F32, 32, (4, 8, 1, 8)),
+        (lambda i: 4 + i % 16, F16, 32, (4, 8, 1, 8)),
+    ],
+)
+def test_rows_of_known_lengths_have_tiles_of_their_own(loaded, constants, lengths, dtype, n, tile):
+    constants(rows, SMALL_WAVES=0.0)  # not a small product
+    constants(kernel, MIDDLING_LEAST=50)
+    rng = np.random.default_rng(2)
+    found = [np.sort(rng.choice(200, lengths(i), replace=False)) for i in range(70)]
+    indptr = np.concatenate([[0], np.cumsum([each.size for each in found])])
+    data = np.arange(indptr[-1]) % 5 - 2.0
+    csr = csr_of(sp.csr_array((data, np.concatenate(found), indptr), (70, 200)), dtype=dtype)
+    B = operand(csr, n, dtype)
+    assert_same(product(build(csr, n, dtype), csr, B, F32), expected(csr, B))
+    assert tuple(loaded[0][name] for name in ("kVec", "kLanes", "kTimes", "kUnroll")) == tile
 
 
 def test_row_orders_batches_patterns_and_epilogues():

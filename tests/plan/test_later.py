@@ -15,6 +15,7 @@ import sparsetile as st
 from sparsetile.plan import family, saved
 from sparsetile.plan.family import many_products
 from sparsetile.systems import SYSTEMS
+from sparsetile.tune import account
 from tests.locks import at_once, slowed
 
 spmm_module = importlib.import_module("sparsetile.cache.spmm")  # a function has its name, too
@@ -26,8 +27,9 @@ B = torch.randint(-9, 9, (160, 64), generator=torch.Generator().manual_seed(1)).
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the CPU start with its exact system, as GPUs do."""
+    """Let the CPU start with its exact system, as GPUs do, and comparing take long."""
     monkeypatch.setattr(type(SYSTEMS["cpu"]), "quick_on", ("cpu",))
+    monkeypatch.setattr(account, "COMPARE_SECONDS", (20e-3, 0.0))
     assert st.plan(A, 64, expected_runs=10**9).system == "dense"
     yield
 
@@ -47,6 +49,12 @@ def test_a_plan_takes_a_better_system_when_that_pays():
         torch.testing.assert_close(plan @ B, FULL @ B)
         assert plan.system == system
     assert "compared  after" in plan.explain() and "slower:" in plan.explain()
+
+
+def test_a_comparison_that_pays_within_the_usual_number_is_made_at_once(monkeypatch):
+    monkeypatch.setattr(account, "COMPARE_SECONDS", (1e-6, 0.0))
+    plan = st.plan(A, 64)
+    assert plan.system == "dense" and plan._family.forward.later is None
 
 
 def test_a_known_number_of_products_decides_at_once():

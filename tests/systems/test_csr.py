@@ -32,6 +32,7 @@ from sparsetile.engines.rows.lengths import (
     UNCUT,
     UNCUT_NARROW,
     WIDE_LENGTHS,
+    WIDER_SHARED,
     ItemLengths,
     item_lengths,
     segment_length,
@@ -83,12 +84,50 @@ def test_the_share_of_a_warp_has_limits(total, expected):
     "row_bytes, uncut", [(NARROW, UNCUT), (WIDE, FEW_UNCUT), (1024, FEW_UNCUT), (2048, UNCUT)]
 )
 def test_long_rows_of_few_entries_are_cut_short(row_bytes, uncut):
-    many = [4] * 30_000  # fill the GPU: no rows of a small product
+    many = [2] * 60_000  # fill the GPU: no rows of a small product
     kept, cut = rows_of(*many, uncut), rows_of(*many, uncut + 1)
-    assert item_lengths(kept, row_bytes, 132) == ItemLengths(UNCUT_NARROW)
-    assert item_lengths(cut, row_bytes, 132) == ItemLengths(FEW_SEGMENT)
-    enough = rows_of(*[4] * (FEW // 4), 300)
-    assert item_lengths(enough, WIDE, 132) == ItemLengths(SHORT_SEGMENT), "they hide the long row"
+    assert item_lengths(kept, row_bytes, 132) == ItemLengths(UNCUT_NARROW, WIDE_LENGTHS[0])
+    assert item_lengths(cut, row_bytes, 132) == ItemLengths(FEW_SEGMENT, WIDE_LENGTHS[0])
+    enough = item_lengths(rows_of(*[2] * (FEW // 2), 300), WIDE, 132)
+    assert enough.longest == SHORT_SEGMENT, "they hide the long row"
+
+
+def test_rows_have_a_warp_sooner_if_most_are_short():
+    assert item_lengths(rows_of(*[2] * 90_000, 40), WIDE, 132).wide == WIDE_LENGTHS[0]
+    assert item_lengths(rows_of(*[2] * 90_000, 16), WIDE, 132).wide is None, "none is longer"
+    assert item_lengths(rows_of(*[6] * 90_000, 40), WIDE, 132).wide is None
+
+
+@pytest.mark.parametrize(
+    "row_bytes, mean, shared",
+    [(512, 5, True), (512, 4, False), (1024, 15, True), (1024, 14, False), (2048, 30, False)],
+)
+def test_blocks_share_long_rows_of_wider_products_if_the_mean_row_is_long(row_bytes, mean, shared):
+    rows = rows_of(*[mean] * 20_000, 300)
+    found = item_lengths(rows, row_bytes, 132)
+    assert not found.small and (found.shared == WIDER_SHARED) == shared
+    assert found.shared is not None or found.longest <= SHORT_SEGMENT
+    assert item_lengths(rows, row_bytes, 132, shares=False).shared is None
+    for other in (
+        rows_of(*[mean] * 20_000, WIDER_SHARED),  # no row is longer
+        rows_of(*[mean] * 20_000, 6000),  # of which there would be many pieces
+        rows_of(*[mean] * 20_000, *[200] * 15_000),  # most entries are in such rows
+        rows_of(*[35] * 20_000, 300),  # many entries
+    ):
+        assert item_lengths(other, row_bytes, 132).shared is None
+
+
+@pytest.mark.parametrize("longest, uncut", [(512, 512), (513, 1024), (1024, 1024), (1025, 512)])
+def test_a_row_that_alone_would_need_a_tree_is_not_cut(longest, uncut):
+    rows = rows_of(*[3] * lanes_of(1.0), longest)
+    assert item_lengths(rows, NARROW, 132).longest == uncut
+    assert item_lengths(rows, NARROW, 132, shares=False).longest == 512
+
+
+def test_one_long_row_makes_a_product_small():
+    short = [3] * lanes_of(1.0)
+    assert item_lengths(rows_of(*short, 129), NARROW, 132).small
+    assert not item_lengths(rows_of(*short, 128), NARROW, 132).small
 
 
 @pytest.mark.parametrize("row_bytes", [NARROW, WIDE])
@@ -99,9 +138,13 @@ def test_entries_of_short_items_are_known_from_lengths(row_bytes):
         for count in (50, 30_000):
             units = rows_of(*torch.randint(0, 9, (count,), generator=draw).tolist(), *long)
             lengths = item_lengths(units, row_bytes, 132)
+            if not lengths.small:  # tiles are chosen as if short rows among many had no warp
+                lengths = dataclasses.replace(lengths, wide=None)
             made = lengths.schedule(units)
             short = made.items[sum(made.sections[:3]) :]
-            assert lengths.short_entries(units) == int((short[:, 2] - short[:, 1]).sum())
+            entries = int((short[:, 2] - short[:, 1]).sum())
+            assert lengths.short(units) == (short.shape[0], entries)
+            assert item_lengths(units, row_bytes, 132).short(units) == lengths.short(units)
 
 
 def lanes_of(waves: float) -> int:

@@ -112,6 +112,25 @@ def test_an_order_is_predicted_for_systems_that_are_nearly_as_fast(constants, mo
     assert found.name == "merging" and asked == [["csr", "acc", "wcsr"], ["csr", "acc"]]
 
 
+@pytest.mark.parametrize(
+    ("fastest", "saved", "taken"),
+    [("acc", 0.06, True), ("csr", 0.06, False), ("csr", 0.14, False), ("csr", 0.16, True)],
+)
+def test_an_order_must_save_more_if_rows_stay_the_fastest(
+    constants, monkeypatch, fastest, saved, taken
+):
+    constants(orders, ORDERS={"merging": OrderCost((0, 0), (0, 0))})
+    times = iter([1.0, 1.0 - saved])
+
+    def predict(request, able):
+        least = next(times)
+        return {name: least if name == fastest else 1.1 for name in able}
+
+    monkeypatch.setattr(orders, "predict_systems", predict)
+    found, _ = choose_order(request(), ABLE, expected_runs=1)
+    assert (found.name == "merging") == taken
+
+
 def test_a_further_order_must_share_more_than_the_one_that_was_taken(constants, monkeypatch):
     constants(
         orders,

@@ -71,6 +71,11 @@ VERY_SHORT_ROW = 6
 # Rows from which four (eight) of them share a warp, so that every SM has enough warps.
 MANY_ROWS = 30_000
 VERY_MANY_ROWS = 100_000
+# Mean lengths of middling rows: in products of 128 or 64 bytes a row, eight rows of B in flight pay
+# (64 bytes: only while rows are fewer than MIDDLING_MOST).
+MIDDLING, MIDDLING_MOST = (6, 25), 25_000
+# Mean length up to which 16 lanes have four vectors of 16-bit types, if rows are so many.
+MIDDLING_SHORT, MIDDLING_LEAST = 12, 12_000
 # Share of entries in long rows from which a whole warp should work on one row.
 LONG_SHARE = 0.6
 FEW_LONG = 0.05
@@ -134,6 +139,10 @@ class RowShape:
         The same for whole rows of B.
     small : bool
         The product is small: latency, not L2, limits its rows.
+    shared : bool
+        Thread blocks share rows.
+    average : float
+        Mean length of all rows, those of long items included; 0 if it is not known.
     """
 
     rows: int = 0
@@ -142,6 +151,8 @@ class RowShape:
     slab_reloads: float = 0.0
     row_reloads: float = 0.0
     small: bool = False
+    shared: bool = False
+    average: float = 0.0
 
     def at_width(self, row_bytes: int) -> RowShape:
         """Return the same for a product that may be wider than planned."""
@@ -157,6 +168,16 @@ class RowShape:
         return self.mean <= SHORT_ROW and self.rows >= MANY_ROWS
 
     @property
+    def middling(self) -> bool:
+        """Rows are neither very short nor long."""
+        return MIDDLING[0] <= self.average < MIDDLING[1]
+
+    @property
+    def long(self) -> bool:
+        """Rows are long, and most entries in those that have a warp."""
+        return self.average >= MIDDLING[1] and self.long_share >= LONG_SHARE
+
+    @property
     def uniform(self) -> bool:
         """Hardly any row is long."""
         return self.long_share < FEW_LONG
@@ -166,6 +187,9 @@ class RowShape:
 MIXED_ROWS = RowShape(long_share=1.0)
 SHORT_ROWS = RowShape(rows=MANY_ROWS)
 SMALL_ROWS = RowShape(small=True)
+# Rows of middling lengths, and only long ones.
+MIDDLING_ROWS = RowShape(average=MIDDLING[0])
+LONG_ROWS = RowShape(long_share=1.0, average=MIDDLING[1])
 
 
 def vector_widths(dtype: torch.dtype) -> tuple[int, ...]:
@@ -190,6 +214,8 @@ _FULL_TILES = {
     torch.bfloat16: ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1)),
     torch.float64: ((8, 1), (16, 1), (32, 1)),
 }
+# More tiles of 16-bit types, for rows of known lengths.
+_MORE_TILES = {torch.float16: ((8, 4), (16, 4)), torch.bfloat16: ((8, 4), (16, 4))}
 _NARROW_LANES = (8, 32)
 # Columns of B up to which a group reads entries side by side, and its lanes; lanes that keep a
 # quarter of an H200 busy.
@@ -267,14 +293,22 @@ def _covering(tiles: tuple[tuple[int, int], ...], vectors: int) -> int:
 def _wishes(dtype: torch.dtype, vectors: int, shape: RowShape) -> list[tuple[int, int]]:
     """Tiles in order of preference for rows of ``vectors`` full vectors."""
     if dtype.itemsize == 2:
-        return [(8, 2)] if vectors < 32 else [(16, 2), (8, 2)]
+        if vectors < 32:
+            return [(8, 2)]
+        if shape.long:
+            return [(32, 1)]
+        if 0 < shape.average < MIDDLING[0]:
+            return [(8, 4), (16, 2), (8, 2)]
+        if 0 < shape.average < MIDDLING_SHORT and shape.rows >= MIDDLING_LEAST:
+            return [(16, 4), (16, 2), (8, 2)]
+        return [(16, 2), (8, 2)]
     if dtype is not torch.float32:
         return []
     if vectors <= 8:
         many = shape.mean <= VERY_SHORT_ROW and shape.rows >= VERY_MANY_ROWS
         return [(4, 2)] if many else []
     if shape.long_share >= LONG_SHARE:
-        return [(32, 2)] if vectors >= 64 else []
+        return [(32, 2)] if vectors >= 64 else [(16, 2)] if shape.average else []
     if vectors >= 64 or shape.short:
         return [(8, 4), (8, 2)]
     return [(16, 2), (8, 2)]
@@ -320,6 +354,9 @@ def choose_tile(
             if RowTile(*tile).slab == n:
                 return RowTile(*tile)
     tiles = _FULL_TILES[dtype]
+    few_middling = shape.middling and shape.rows < MIDDLING_MOST
+    if few_middling and dtype.itemsize == 2 and n == 32 and not args:
+        return RowTile(*SMALL_TILES[2][0])
     for lanes, times in [] if args else _wishes(dtype, vectors, shape):
         if vectors % (lanes * times) == 0 and n % vector == 0:
             return RowTile(vector, lanes, times)
@@ -343,13 +380,20 @@ def choose_bundle_tile(dtype: torch.dtype, n: int, vector: int, items: int) -> R
     return RowTile(vector, _covering(_BUNDLE_TILES[dtype], vectors))
 
 
+def _is_middling(tile: RowTile, shape: RowShape) -> bool:
+    """Whether rows of middling lengths have eight rows of B in flight, also at their ends."""
+    return shape.middling and (tile.vector, tile.lanes, tile.times) == (4, 8, 1)
+
+
 def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
     """Rows of B that a group has in flight in whole chunks."""
     if tile.parts > 1:
         return narrow_in_flight(tile)
     few_long = shape.short and shape.long_share < 0.5
-    if shape.small and tile.times == 1:
+    if (shape.small or _is_middling(tile, shape)) and tile.times == 1:
         return SMALL_IN_FLIGHT
+    if dtype.itemsize == 2 and tile.lanes == 32 and shape.long:
+        return 8
     if tile.times == 1:
         return 8 if tile.lanes == 8 and dtype.itemsize >= 4 and not shape.uniform else 4
     if tile.times == 4 or (dtype.itemsize == 2 and (tile.lanes == 16 or few_long)):
@@ -357,10 +401,14 @@ def _in_flight(dtype: torch.dtype, tile: RowTile, shape: RowShape) -> int:
     return 4
 
 
-def _min_blocks(dtype: torch.dtype, tile: RowTile, in_flight: int, args: bool) -> int:
+def _min_blocks(
+    dtype: torch.dtype, tile: RowTile, in_flight: int, args: bool, shared: bool = False
+) -> int:
     """Blocks an SM should hold: limits the registers without spills."""
     if args:
         return 4 if dtype.itemsize == 2 else 5
+    if dtype.itemsize == 2 and tile.times == 4:
+        return 4 if shared else 5
     if tile.times == 4 or (dtype.itemsize == 2 and tile.times > 1):
         return 7 if tile.lanes == 8 and tile.times == 2 and in_flight == 2 else 6
     if dtype.itemsize == 2 or in_flight > 4 or (tile.times > 1 and tile.lanes > 4):
@@ -390,8 +438,10 @@ def spmm_config(
     small = shape.small and plain_sum and (narrow or _is_small(dtype, tile))
     shape = replace(shape, small=small)
     in_flight = 4 if bundles else _in_flight(dtype, tile, shape)
-    blocks = _bundle_blocks(tile) if bundles else _min_blocks(dtype, tile, in_flight, args > 0)
-    partial = SMALL_PARTIAL if small else 4
+    shared = small or (plain_sum and not narrow and shape.shared)
+    blocks = _min_blocks(dtype, tile, in_flight, args > 0, shared)
+    blocks = _bundle_blocks(tile) if bundles else blocks
+    partial = SMALL_PARTIAL if small or (plain_sum and _is_middling(tile, shape)) else 4
     return {
         **element_types(dtype, out_dtype),
         "kVec": tile.vector,
@@ -407,7 +457,7 @@ def spmm_config(
         "kRows": BUNDLE_ROWS if bundles else 1,
         "kWeighted": weighted,
         "kRepair": repair,
-        "kShared": small,
+        "kShared": shared,
         "kHeads": small and not narrow and SMALL_HEADS,
     }
 
@@ -444,6 +494,13 @@ def row_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
         yield RowTile(vector, lanes)
 
 
+def scheduled_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
+    """Yield the tiles of rows of known lengths."""
+    yield from row_tiles(dtype)
+    for lanes, times in _MORE_TILES.get(dtype, ()):
+        yield RowTile(vector_widths(dtype)[0], lanes, times)
+
+
 def bundle_tiles(dtype: torch.dtype) -> Iterator[RowTile]:
     """Yield the tiles of bundles of rows."""
     full, *narrow = vector_widths(dtype)
@@ -468,8 +525,9 @@ def out_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 def _spmm_configs() -> Iterator[dict[str, ConfigValue]]:
     for dtype, weighted in itertools.product(ELEMENTS, (True, False)):
-        for tile in row_tiles(dtype):
-            shapes = (MIXED_ROWS, SHORT_ROWS, SMALL_ROWS)
+        for tile in scheduled_tiles(dtype):
+            plain = (MIXED_ROWS, SHORT_ROWS, MIDDLING_ROWS, LONG_ROWS)
+            shapes = (*plain, SMALL_ROWS, *(replace(shape, shared=True) for shape in plain))
             for out, shape in itertools.product(out_dtypes(dtype), shapes):
                 yield spmm_config(dtype, tile, weighted, out_dtype=out, shape=shape)
             yield spmm_config(dtype, tile, weighted, extremum=True)

@@ -13,12 +13,14 @@ import torch
 from sparsetile.jit.params import ParamStruct, i32, i64, pointer
 from sparsetile.jit.source import ConfigValue
 from sparsetile.kernels.csr import (
+    LONG_ROWS,
+    MIDDLING_ROWS,
     MIXED_ROWS,
     SHORT_ROWS,
     RowShape,
     RowTile,
     bundle_tiles,
-    row_tiles,
+    scheduled_tiles,
     spmm_config,
 )
 from sparsetile.kernels.params import BUNDLES, EPILOGUE, SECTIONS, STRIDES, TREE
@@ -78,7 +80,8 @@ def half_config(
 def _half_configs() -> Iterator[dict[str, ConfigValue]]:
     seen: set[tuple[tuple[str, ConfigValue], ...]] = set()
     for weighted in (True, False):
-        plain = itertools.product(row_tiles(COPY_DTYPE), (MIXED_ROWS, SHORT_ROWS))
+        shapes = (MIXED_ROWS, SHORT_ROWS, MIDDLING_ROWS, LONG_ROWS)
+        plain = itertools.product(scheduled_tiles(COPY_DTYPE), shapes)
         found = [half_config(tile, weighted, shape=shape) for tile, shape in plain]
         found += [half_config(tile, weighted, bundles=True) for tile in bundle_tiles(COPY_DTYPE)]
         for config in found:

@@ -77,7 +77,7 @@ def quickly(request: Request, runs: int | None) -> tuple[Choice, Account] | None
     """Return the choice among systems that are planned quickly, and the account of comparing all;
     None if all of them are to be compared for ``runs`` products."""
     found = choose_quickly(request, runs)
-    if found is None or (runs is not None and runs >= found[1].products):
+    if found is None or (EXPECTED_RUNS if runs is None else runs) >= found[1].products:
         return None
     choice, account = found
     exact = exact_system(request.device.type).name

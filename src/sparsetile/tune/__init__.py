@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sparsetile.tune.account import KEPT_RUNS, Account, choose_quickly, schedule_account
+from sparsetile.tune.account import Account, choose_quickly, schedule_account
 from sparsetile.tune.choose import (
     EXPECTED_RUNS,
+    KEPT_RUNS,
     MEASURE_SECONDS,
     Choice,
     choose_system,

@@ -28,13 +28,16 @@ from sparsetile.tune.kept import kept_timings, key_of
 from sparsetile.tune.models import corrected, source_of
 
 __all__ = [
-    "EXPECTED_RUNS", "MEASURE_SECONDS", "Choice", "choose_system", "close_calls", "measure_systems",
-    "predict_systems",
+    "EXPECTED_RUNS", "KEPT_RUNS", "MEASURE_SECONDS", "Choice", "choose_system", "close_calls",
+    "measure_systems", "predict_systems",
 ]  # fmt: skip
 
-# Products that a plan is made for if nobody says: about what a plan of `csr` costs. From so many on
-# close calls are timed; for how many all systems are compared is in tune/account.py.
+# Products that a plan is made for if nobody says: about what a plan of `csr` costs. For how many
+# all systems are compared is in tune/account.py.
 EXPECTED_RUNS = 100
+# Products that commands and benchmarks plan for: a plan that is timed or saved is kept. From so
+# many on close calls are timed in any case.
+KEPT_RUNS = 10_000
 # Time limits of ``tune="measure"`` and of timing close calls, in seconds without compilation.
 MEASURE_SECONDS, CLOSE_SECONDS = 0.5, 0.02
 # Most systems to time, and the factor over the fastest prediction up to which a system is timed:
@@ -116,8 +119,8 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     """Return the systems to time, the fastest first: those predicted near the fastest; none if the
     prediction decides.
 
-    If few products are expected of the plan, or on a host, the expected saving must exceed the time
-    of building and timing.
+    The expected saving must exceed the time of building and timing. On a GPU it is not asked for if
+    very many products are expected, or the usual number with a matrix that no model was fitted to.
     """
     ranked = _ranked(predicted)
     fastest = predicted[ranked[0]]
@@ -132,7 +135,8 @@ def close_calls(request: Request, predicted: Mapping[str, float], expected_runs:
     names = list(near.values())[: MOST_CLOSE_SCALED if scaled else MOST_CLOSE]
     if len(names) == 1 or request.deterministic or request.ablation is not None:
         return []
-    if request.device.type == "cuda" and expected_runs >= EXPECTED_RUNS:
+    always = EXPECTED_RUNS if unseen else KEPT_RUNS
+    if request.device.type == "cuda" and expected_runs >= always:
         return names
     build = BUILD_SECONDS[0] + BUILD_SECONDS[1] * request.csr.nnz
     cost = (len(names) - 1) * build + CLOSE_SECONDS

@@ -44,6 +44,10 @@ HOPE = 0.25
 # core suite (TF32, N = 512): nine products that were predicted to save 6 to 23 % took 29 % less to
 # 1 % more; cage11 and ex11, predicted to save 4 %, took 4 and 6 % more.
 LEAST_SAVING = 0.05
+# The same if rows on CUDA cores stay the fastest. 101 products of ``csr`` in `merging`'s order that
+# were predicted to save 5 to 15 % took 0.997 times as long in the mean, and up to 1.26 times; 30
+# that were predicted to save more took 0.93 times as long.
+LEAST_SAVING_OF_ROWS = 0.15
 # Systems up to this factor over the fastest may be the fastest in another order: orders saved 36 %
 # of a product at most.
 RIVAL = 1.6
@@ -67,11 +71,11 @@ class OrderCost:
 
 
 # Cheapest first. On an H200 ``merging`` takes 1.1 to 1.8 ms up to 4 million entries, 7 for 20 and
-# 21 for 100 million, and predicting with it 5 to 16, 190 and 640 ms. ``lsh`` takes no less and
-# shares fewer columns. ``affinity`` always runs on one core of the host, 0.1 to 0.5 us an entry
-# (docs/explanation/notes/reordering.md).
+# 21 for 100 million, and with the predictions 3 to 14 ms (12 matrices of 89 thousand to 4.2 million
+# entries), 190 and 640 ms. ``lsh`` takes no less and shares fewer columns. ``affinity`` always runs
+# on one core of the host, 0.1 to 0.5 us an entry (docs/explanation/notes/reordering.md).
 ORDERS = {
-    "merging": OrderCost(gpu=(6e-3, 8e-9), host=(20e-3, 2e-6)),
+    "merging": OrderCost(gpu=(3e-3, 5e-9), host=(20e-3, 2e-6)),
     "affinity": OrderCost(
         gpu=(10e-3, 0.4e-6), host=(10e-3, 0.4e-6), sampled=True,
         module="sparsetile.reorder.affinity_numba", first_use=10.0,
@@ -179,8 +183,12 @@ def choose_order(
                 f"{name} not taken: windows of {SHARED} rows read {after} of B, {before} without"
             )
             continue
-        then = min(predict_systems(asked, able).values())
-        if then <= (1 - LEAST_SAVING) * now:
+        ordered = predict_systems(asked, able)
+        fastest = min(ordered, key=ordered.__getitem__)
+        then = ordered[fastest]
+        # Only systems with tiles count pairs.
+        least_saving = LEAST_SAVING if SYSTEMS[fastest].counts_pairs else LEAST_SAVING_OF_ROWS
+        if then <= (1 - least_saving) * now:
             why.append(
                 f"{name} taken: predicted {then * 1e3:.3f} ms a product, {now * 1e3:.3f} before"
             )

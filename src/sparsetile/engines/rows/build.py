@@ -14,10 +14,10 @@ from sparsetile.engines.request import BuildTimer, EngineBuild, Request
 from sparsetile.engines.rows.lengths import first_columns, item_lengths, row_shape, schedule_sizes
 from sparsetile.formats import RowBundles
 from sparsetile.formats.bundles import MAX_COLUMNS
-from sparsetile.formats.units import row_units
+from sparsetile.formats.units import RowUnits, row_units
 from sparsetile.kernels.csr import BUNDLE_DTYPES, FEW_COLUMNS
 
-__all__ = ["build_rows"]
+__all__ = ["build_rows", "entries_per_read"]
 
 # A window of four rows is bundled from this many entries per distinct column.
 MIN_SHARING = 1.3
@@ -40,6 +40,28 @@ def _may_bundle(request: Request) -> bool:
     return fits and request.n > FEW_COLUMNS and not request.in_place
 
 
+def _counted_units(request: Request) -> tuple[RowUnits, tuple[int, int, int] | None]:
+    """Return A's rows and what windows of four of them share, None if it is not counted; once."""
+
+    def count() -> tuple[RowUnits, tuple[int, int, int] | None]:
+        units = row_units(request.csr, request.permutation.perm)
+        # Counted first, so that the host waits once for this and for the tally.
+        may = _may_bundle(request)
+        return units, units.count_shared(request.csr.indices, MIN_SHARING) if may else None
+
+    return request.once(("row units", _may_bundle(request)), count)
+
+
+def entries_per_read(request: Request) -> float | None:
+    """Return A's entries over the rows of B that bundles of four rows would read, all rows of A
+    together; None if it is not known on A's device. A build counts the same."""
+    _, shared = _counted_units(request)
+    if shared is None or request.csr.nnz == 0:
+        return None
+    _, entries, distinct = shared
+    return request.csr.nnz / (request.csr.nnz - entries + distinct)
+
+
 def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     """Return the schedule of bundles and of rows outside them."""
     units = bundles.units().near()
@@ -47,19 +69,20 @@ def _mixed(request: Request, bundles: RowBundles) -> SegmentSchedule:
     return lengths.schedule(units).to(request.csr.indptr.device)
 
 
-def build_rows(request: Request) -> EngineBuild:
-    """Build the tensors of :class:`RowRunner`."""
+def build_rows(request: Request, *, shares: bool = True) -> EngineBuild:
+    """Build the tensors of :class:`RowRunner`.
+
+    ``shares``: the kernel lets a thread block share a row of a product that is not small.
+    """
     csr, order, timer = request.csr, request.permutation.perm, BuildTimer(request)
     tensors = {"indptr": csr.indptr, "columns": csr.indices}
     timer("format")
-    units = row_units(csr, order)
-    # Counted first, so that the host waits once for this and for the tally.
-    shared = units.count_shared(csr.indices, MIN_SHARING) if _may_bundle(request) else None
+    units, shared = _counted_units(request)
     near = units.near()
     lengths = item_lengths(
-        near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS
+        near, request.row_bytes, processors(request.device), request.n <= FEW_COLUMNS, shares
     )
-    plain, short = lengths.schedule(near), lengths.short_entries(near)
+    plain, short = lengths.schedule(near), lengths.short(near)
     shape = row_shape(csr, plain, order, request.row_bytes, short, lengths.small)
     plain = plain.to(request.csr.indptr.device)
     timer("schedule")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsetile.balance import SegmentSchedule, l2_reload_factor
-from sparsetile.balance.segments import WIDE_SECTIONS, default_wide_length
+from sparsetile.balance.segments import default_wide_length
 from sparsetile.core.device import l2_bytes
 from sparsetile.formats.device_rows import HeadShape, heads_on_device
 from sparsetile.formats.units import Units
@@ -61,6 +61,21 @@ SMALL_WAVES, SPARE = 3.0, 0.33
 WIDE_LENGTHS: tuple[int, ...] = (16, 24)
 SHARED_LENGTHS: tuple[int, ...] = (32, 64, 128, 256)
 SHARED_UNCUT = 512
+# A row of up to LAST_UNCUT times that is not cut if none is longer: it would be the only reason for
+# a tree (N = 32, float32: wiki-Vote 6.4 to 4.5 us, memplus 5.5 to 3.9, gemsec-FB-government 6.6 to
+# 4.7).
+LAST_UNCUT = 2
+# A longer row alone makes a product small that few entries are in (south31: 5.4 to 3.5 us).
+LONG_ALONE = 128
+# Products that are not small: thread blocks share rows of over WIDER_SHARED entries where rows of B
+# have at most so many bytes, the mean row has as many entries as stands beside them, the matrix
+# fewer than WIDER_ENTRIES, at most WIDER_SHARE of them in such rows, and no row over WIDER_PIECES
+# pieces.
+# Elsewhere the registers of the kernel cost more, or few blocks are too many.
+WIDER_SHARED, WIDER_ENTRIES, WIDER_SHARE, WIDER_PIECES = 128, 700_000, 0.8, 10
+WIDER_MEANS = {512: 5.0, 1024: 15.0}
+# Rows from WIDE_LENGTHS[0] on have a warp if the mean row is shorter than this.
+SHORT_MEAN = 6.0
 LANES_PER_SM, ACCESS_BYTES = 1024, 16
 
 
@@ -89,12 +104,16 @@ class ItemLengths:
             units, max_length=self.longest, wide_length=self.wide, shared_length=self.shared
         )
 
-    def short_entries(self, units: Units) -> int:
-        """Return the entries of rows with neither a warp nor a thread block; no bundles."""
-        wide = default_wide_length(units) if self.wide is None else self.wide
-        return units.tally.total - units.longer_total(
-            min(self.longest, wide, wide if self.shared is None else self.shared)
-        )
+    def short(self, units: Units) -> tuple[int, int]:
+        """Return the number of short rows and their entries; no bundles.
+
+        Those are rows with neither a warp nor a thread block. In products that are not small, rows
+        that have a warp because most others are very short count too: tiles are chosen without.
+        """
+        wide = default_wide_length(units) if self.wide is None or not self.small else self.wide
+        limit = min(self.longest, wide, wide if self.shared is None else self.shared)
+        count = units.count - units.longer(limit)
+        return count, units.tally.total - units.longer_total(limit)
 
 
 def segment_length(units: Units, row_bytes: int) -> int:
@@ -141,12 +160,33 @@ def _few_length(units: Units, row_bytes: int, longest: int) -> int:
     return FEW_SEGMENT if units.tally.longest > uncut else longest
 
 
+def _uncut(units: Units, shares: bool) -> int:
+    """Return the entries of the longest item of a small product if thread blocks share rows."""
+    whole = shares and SHARED_UNCUT < units.tally.longest <= LAST_UNCUT * SHARED_UNCUT
+    return LAST_UNCUT * SHARED_UNCUT if whole else SHARED_UNCUT
+
+
+def _wide_product(units: Units, row_bytes: int, shares: bool) -> ItemLengths:
+    """Return the lengths for a product that is not small."""
+    mean = units.tally.total / units.count
+    wide = WIDE_LENGTHS[0] if mean < SHORT_MEAN and units.tally.longest > WIDE_LENGTHS[0] else None
+    least = next((each for most, each in WIDER_MEANS.items() if row_bytes <= most), math.inf)
+    total, may_share = units.tally.total, shares and row_bytes > SMALL_BYTES and mean >= least
+    if may_share and total < WIDER_ENTRIES:
+        long = WIDER_SHARED < units.tally.longest <= WIDER_PIECES * SHARED_UNCUT
+        if long and units.longer_total(WIDER_SHARED) <= WIDER_SHARE * total:
+            return ItemLengths(SHARED_UNCUT, wide, WIDER_SHARED)
+    longest = segment_length(units, row_bytes)
+    return ItemLengths(_few_length(units, row_bytes, longest), wide)
+
+
 def item_lengths(
-    units: Units, row_bytes: int, processors: int, side_by_side: bool = False
+    units: Units, row_bytes: int, processors: int, side_by_side: bool = False, shares: bool = True
 ) -> ItemLengths:
     """Return the lengths of items of the units, for rows of B of that many bytes.
 
-    ``side_by_side``: B has few columns, and a warp loads 128 entries or more at once.
+    ``side_by_side``: B has few columns, and a warp loads 128 entries or more at once. ``shares``:
+    the kernel lets a thread block share a row of a product that is not small.
     """
     longest, room = segment_length(units, row_bytes), processors * LANES_PER_SM
     if not units.count:
@@ -157,7 +197,7 @@ def item_lengths(
     longest = max(longest, rounds)
     if units.tally.bundled:
         return ItemLengths(longest, WIDE_LENGTHS[0] if unfilled else None)
-    few = ItemLengths(longest if side_by_side else _few_length(units, row_bytes, longest))
+    few = ItemLengths(longest) if side_by_side else _wide_product(units, row_bytes, shares)
     if row_bytes > SMALL_BYTES:
         return few
     group = min(max(-(-row_bytes // ACCESS_BYTES), 4), 32)
@@ -165,13 +205,14 @@ def item_lengths(
     long = units.longer(longest_alone)
     used = 32 * long + group * (units.count - long)
     some_long = units.longer_total(longest_alone) >= FEW_LONG * units.tally.total
+    some_long = some_long or units.tally.longest > LONG_ALONE
     if used > SMALL_WAVES * room or not (some_long or unfilled):
         return few
     spare = max(SPARE * room, room - used)
     wide = _least(WIDE_LENGTHS, units, longest_alone, 32 - group, spare)
     shared = _least(SHARED_LENGTHS, units, units.tally.longest, THREADS - 32, spare)
     if shared is not None:
-        longest = max(longest, rounds * THREADS // 32, SHARED_UNCUT)
+        longest = max(longest, rounds * THREADS // 32, _uncut(units, shares))
     return ItemLengths(longest, wide, shared, True)
 
 
@@ -218,11 +259,11 @@ def row_shape(
     schedule: SegmentSchedule,
     order: Tensor | None,
     row_bytes: int,
-    short_entries: int,
+    short: tuple[int, int],
     small: bool = False,
 ) -> RowShape:
-    """Return the shape that the choice of a tile uses; ``short_entries`` are of short items."""
-    rows, total = sum(schedule.sections[WIDE_SECTIONS:]), float(short_entries)
+    """Return the shape that the choice of a tile uses; ``short`` has :meth:`ItemLengths.short`."""
+    rows, total = short
     slab_bytes = min(row_bytes, WIDE_SLAB_BYTES)
     apart = whole = 0.0
     if may_reload(csr.shape[1], row_bytes, l2_bytes(csr.device)):
@@ -236,4 +277,6 @@ def row_shape(
         slab_reloads=apart,
         row_reloads=whole,
         small=small,
+        shared=schedule.sections[0] > 0,
+        average=csr.nnz / max(csr.shape[0], 1),
     )

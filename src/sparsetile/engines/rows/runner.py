@@ -190,8 +190,8 @@ class RowRunner(ExactRunner):
             **bundled,
             "columns": tensors["columns"].data_ptr(),
             "values": 0 if values is None else values.data_ptr(),
-            # A plan with bundles has none, and products that read entries side by side need none.
-            "heads": tensors["heads"].data_ptr() if launch.small and launch.tile.parts == 1 else 0,
+            # Only plans of small products have them, and not with bundles.
+            "heads": tensors["heads"].data_ptr() if "heads" in tensors else 0,
             "indptr": tensors["indptr"].data_ptr(),
             "args": 0,
             "arrivals": 0,

@@ -102,7 +102,7 @@ class HalfRunner(Runner):
         found = self._launches.get(key)
         if found is None:
             rows, facts = self._rows, machine(torch.device("cuda", device))
-            shape = replace(rows.shape, small=False)
+            shape = replace(rows.shape, small=False, shared=False)
             work = self._work
             if work.bundled:
                 items = work.sections[1] + work.sections[3]

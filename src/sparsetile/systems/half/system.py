@@ -55,7 +55,7 @@ class HalfSystem(System):
 
     def build(self, request: Request) -> BuiltSystem:
         """Build the rows like ``csr`` for operands of 16 bits."""
-        made = build_rows(request.changed(dtype=COPY_DTYPE))
+        made = build_rows(request.changed(dtype=COPY_DTYPE), shares=False)
         made.choices["copy of B"] = "float16, each row times a power of two"
         return self.built_by(request, made)
 
