@@ -111,7 +111,7 @@ def _leave_out_linear(decoder: nn.Module) -> None:
         if isinstance(module, (nn.Linear, JoinedPart)) or (
             isinstance(module, MaskedLinear) and "forward" not in vars(module)
         ):
-            module.forward = torch.compiler.disable(module.forward)
+            vars(module)["forward"] = torch.compiler.disable(module.forward)
 
 
 class _LayerCache:
