@@ -100,19 +100,22 @@ def _code(text: str) -> str:
     )
 
 
-def kernel_digest(spec: KernelSpec) -> str:
-    """Return SHA-256 over all inputs of one kernel's cubins."""
-    sources = sorted(
-        (spec.source(config) for config in spec.configs()), key=lambda each: each.label
-    )
+def kernel_digest(spec: KernelSpec, recorded: Collection[str] | None = None) -> str:
+    """Return SHA-256 over all inputs of one kernel's cubins; if labels were ``recorded``, of these
+    configurations in place of today's. It is empty if today's code cannot make the first of them.
+    """
+    sources = {source.label: source for source in map(spec.source, spec.configs())}
+    labels = sorted(sources if recorded is None else recorded)
+    if not labels or labels[0] not in sources:
+        return ""
     digest = hashlib.sha256()
     files = {Path(name).name: text for name, text in _included(spec.file, {}).items()}
     for name, text in sorted(files.items()):
         digest.update(f"{name} {_code(text)}\n".encode())
-    digest.update(_code(sources[0].text()).encode())
+    digest.update(_code(sources[labels[0]].text()).encode())
     archs = " ".join(arch for arch in ARCHITECTURES if spec.runs_on(arch))
-    for source in sources:
-        digest.update(f"{source.label} {archs}\n".encode())
+    for label in labels:
+        digest.update(f"{label} {archs}\n".encode())
     return digest.hexdigest()
 
 
@@ -122,13 +125,20 @@ def kernel_digests() -> dict[str, str]:
 
 
 def unchanged(record: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the configurations of a record whose kernels have not changed."""
-    digests = record.get("kernels", {})
-    same = {name for name, digest in kernel_digests().items() if digests.get(name) == digest}
+    """Return the configurations of a record whose code has not changed.
+
+    A kernel that has more or fewer configurations since compiles only the new ones.
+    """
+    digests, labels = record.get("kernels", {}), dict[str, list[str]]()
+    for label in record.get("configurations", {}):
+        labels.setdefault(label.partition("[")[0], []).append(label)
+    wanted = {job.source.label for job in jobs()}
     return {
-        label: archs
-        for label, archs in record.get("configurations", {}).items()
-        if label.partition("[")[0] in same
+        label: record["configurations"][label]
+        for name, mine in labels.items()
+        if name in KERNELS and digests.get(name) == kernel_digest(KERNELS[name], mine)
+        for label in mine
+        if label in wanted
     }
 
 

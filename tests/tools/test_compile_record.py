@@ -179,6 +179,20 @@ def test_kernels_that_did_not_change_are_not_compiled_again():
     assert unchanged(a_record(kernels={})) == {}, "one from before such digests"
 
 
+def test_only_new_configurations_of_a_kernel_are_compiled():
+    spec, today = KERNELS["tf32_operand"], a_record()
+    labels = sorted(label for label in today["configurations"] if label.startswith(spec.name))
+    for missing in labels[0], labels[-1]:
+        held = {label: each for label, each in today["configurations"].items() if label != missing}
+        mine = [label for label in labels if label != missing]
+        digests = {**today["kernels"], spec.name: kernel_digest(spec, mine)}
+        assert unchanged({**today, "kernels": digests, "configurations": held}) == held
+        digests[spec.name] = kernel_digest(spec)  # of others than the record holds
+        rest = set(held) - set(mine)
+        assert set(unchanged({**today, "kernels": digests, "configurations": held})) == rest
+    assert kernel_digest(spec, ["tf32_operand[gone]"]) == "" == kernel_digest(spec, [])
+
+
 @pytest.fixture
 def tree(tmp_path: Path, constants) -> Path:
     """A copy of the device tree that kernels are compiled from."""
@@ -259,7 +273,7 @@ def test_a_kernel_s_jobs_are_compiled_in_parallel_and_recorded(tmp_path: Path):
 @pytest.fixture
 def one_kernel(monkeypatch) -> None:
     """Compile one small kernel in place of all."""
-    monkeypatch.setattr(module, "jobs", lambda kernels: jobs(["tf32_operand"]))
+    monkeypatch.setattr(module, "jobs", lambda kernels=None: jobs(["tf32_operand"]))
 
 
 @pytest.fixture
