@@ -111,6 +111,18 @@ def test_random_arrays_of_any_index_types_match() -> None:
         assert torch.equal(got, want.to(F32))
 
 
+@pytest.mark.parametrize("scanned", [2, 32, 128])
+def test_a_warp_lists_the_long_ones_of_many_rows(
+    scanned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "scanned_rows", lambda rows: scanned)
+    draw = random.Random(scanned)
+    lengths = [draw.choice((0, 1, 5, 31, 33, 127, 128, 129, 300, 2300)) for _ in range(310)]
+    where = arrays(lengths, 90, F32)
+    B = operand(90, 8, dtype=F32)
+    assert torch.equal(direct.direct_product(*where, B), summed(*where, B).float())
+
+
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_extrema_and_their_nans(reduce: str) -> None:
     indptr, indices, values = arrays(UNEVEN, 60, F32)
