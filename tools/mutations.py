@@ -203,16 +203,12 @@ if (here) report => if (false) report  # is silent about a wrong column
 column = 0; => column = 1 << 30;  # reads far outside of B
 [rows/direct_items.cuh, direct]
 (length + p.segment - 1) / p.segment => length / p.segment  # too few pieces
-of > 1 ? own_slot + i : -1 => -1  # pieces overwrite each other
+pieces > 1 ? slot + i : -1 => -1  # pieces overwrite each other
 if (row >= p.rows || is_long) => if (row >= p.rows)  # adds up long rows twice
 = node + i / kFanIn => = node  # one parent for all
 slot + count + g, 0) => slot + count, 0)  # the wrong place above
 p.counts[i] = 0 => p.counts[i] = 1  # leaves counters behind for the next launch
 if (end < begin) report => if (false) report  # is silent about row pointers
-[rows/direct_runs.cuh, direct]
-static_cast<u32>(p.cols)) return; => static_cast<u32>(-1)) return;  # reads outside of B
-cursor.end <= at => cursor.end < at  # a row gets the next one's entries
-from = stop; => from = stop + 1;  # leaves out the row after a long one
 [rows/spmm_direct.cu, direct]
 slab = blockIdx.y => slab = 0  # the first slab again
 [rows/sddmm_direct.cu, direct]

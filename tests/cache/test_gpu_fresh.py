@@ -72,26 +72,6 @@ def test_many_rows_agree_with_float64(seed: int) -> None:
         close(F.spmm(indptr, indices, values, B), indptr, indices, values, B)
 
 
-@pytest.mark.parametrize("n", [128, 256])
-@pytest.mark.parametrize("most", [10, 22])
-def test_runs_of_short_rows_agree_with_float64(n: int, most: int) -> None:
-    """Warps take several of them in turn; some rows are long."""
-    generator = torch.Generator().manual_seed(most)
-    lengths = torch.randint(0, most, (40_000,), generator=generator)
-    lengths[torch.randint(0, 40_000, (60,), generator=generator)] = 33
-    lengths[torch.randint(0, 40_000, (30,), generator=generator)] = 1500
-    indptr, indices, values = arrays(lengths.tolist(), 3000, torch.float32)
-    B = operand(3000, n, dtype=torch.float32)
-    close(F.spmm(indptr, indices, values, B), indptr, indices, values, B)
-    close(F.spmm(indptr.int(), indices.int(), None, B), indptr, indices, None, B)
-    wrong = indices.clone()
-    wrong[70_000] = -1
-    C = F.spmm(indptr, wrong, values, B)
-    assert int(C.isnan().any(1).sum()) == 1
-    with pytest.raises(ValueError, match=r"spmm: column indices must be .* got -1 at entry 70000"):
-        st.synchronize()
-
-
 def test_gradients_agree_with_dense_ones() -> None:
     indptr, indices, values = arrays(LENGTHS[:12], 400, torch.float64)
     values.requires_grad_()

@@ -111,18 +111,6 @@ def test_random_arrays_of_any_index_types_match() -> None:
         assert torch.equal(got, want.to(F32))
 
 
-@pytest.mark.parametrize("scanned", [2, 32, 128])
-def test_a_warp_lists_the_long_ones_of_many_rows(
-    scanned: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct, "scanned_rows", lambda rows: scanned)
-    draw = random.Random(scanned)
-    lengths = [draw.choice((0, 1, 5, 31, 33, 127, 128, 129, 300, 2300)) for _ in range(310)]
-    where = arrays(lengths, 90, F32)
-    B = operand(90, 8, dtype=F32)
-    assert torch.equal(direct.direct_product(*where, B), summed(*where, B).float())
-
-
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_extrema_and_their_nans(reduce: str) -> None:
     indptr, indices, values = arrays(UNEVEN, 60, F32)
@@ -236,42 +224,3 @@ def test_lists_have_room_for_the_rows_that_need_most() -> None:
                         level = -(-level // 16)
                         nodes, slots = nodes + level, slots + (level if level > 1 else 0)
                     assert count * slots <= lists.slots and count * nodes <= lists.nodes
-
-
-@pytest.fixture(params=[1, 3, 16, 32])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Warps take so many rows, one after the other."""
-    monkeypatch.setattr(direct, "run_of_rows", lambda *_: request.param)
-
-    return request.param
-
-
-@pytest.mark.parametrize("n", [128, 260])
-def test_runs_of_rows_match_bit_for_bit(run: int, n: int) -> None:
-    draw = random.Random(run)
-    mixed = [draw.choice((0, 0, 1, 2, 5, 31, 32, 33, 127, 128, 129, 300)) for _ in range(70)]
-    for lengths, weighted in ((UNEVEN, True), (mixed, True), (mixed, False), ([0] * 9, True)):
-        where = arrays(lengths, 90, F32, weighted)
-        B = operand(2, 90, n, dtype=F32).clamp(-1, 1)
-        for each in (B[0], B):
-            got = direct.direct_product(*where, each)
-            assert torch.equal(got, summed(*where, each).float())
-
-
-def test_wrong_columns_of_runs_make_their_rows_nan(run: int) -> None:
-    indptr, indices, values = arrays(UNEVEN, 90, F32)
-    indices[2], indices[700] = 90, -3
-    C = direct.direct_product(indptr, indices, values, operand(90, 128, dtype=F32))
-    wrong = torch.bincount(rows_of(indptr)[[2, 700]], minlength=len(UNEVEN)) > 0
-    assert torch.equal(C.isnan().all(1), wrong) and torch.equal(C.isnan().any(1), wrong)
-    with pytest.raises(ValueError, match=r"got (90 at entry 2|-3 at entry 700) in an"):
-        faults.raise_faults()
-
-
-@pytest.mark.parametrize(("place", "number"), [(0, 2), (3, -7), (3, 10**12), (6, 4), (13, 5999)])
-def test_wrong_row_pointers_of_runs_are_raised(run: int, place: int, number: int) -> None:
-    indptr, indices, values = arrays(UNEVEN, 90, F32)
-    indptr[place] = number
-    direct.direct_product(indptr, indices, values, operand(90, 128, dtype=F32))
-    with pytest.raises(ValueError, match="row pointers must be ascending"):
-        faults.raise_faults()

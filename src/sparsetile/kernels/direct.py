@@ -33,15 +33,12 @@ from sparsetile.kernels.spec import KernelSpec
 
 __all__ = [
     "LIST_COUNTERS",
-    "RUN_TILE",
     "SDDMM_DIRECT",
     "SPMM_DIRECT",
     "Lists",
     "direct_config",
     "direct_sddmm_config",
     "direct_tile",
-    "run_of_rows",
-    "scanned_rows",
 ]
 
 # Mean entries of a row from which a whole warp should work on one, and below which several rows
@@ -61,14 +58,6 @@ SEGMENT, PIECES, BUSY_WARPS = 128, 8192, 2048
 ROUND, LISTING, GATHERED, FEWEST = 0.75e-6, 5e-6, 6.4e12, 16
 # Numbers of 32 bits that the list's counters take: kCounters in direct_items.cuh.
 LIST_COUNTERS = 8
-# Warps that look for long rows, about; each looks at most at MOST_SCANNED rows (kScanned lanes' in
-# direct_items.cuh): more warps hold up those that multiply, fewer take long to list many rows.
-SCANNING_WARPS, MOST_SCANNED = 512, 128
-# Runs of rows of float32 and whole warps of columns (docs/explanation/notes/direct.md): of at least
-# RUN_ROWS rows, a warp takes as many in turn as are given with the mean entries up to which that is
-# faster. Rows of more than LONG_IN_RUN entries are listed.
-RUN_ROWS, RUNS, LONG_IN_RUN = 30_000, ((9.0, 8), (13.0, 4)), 32
-RUN_TILE = RowTile(4, 32)
 
 
 @dataclass(frozen=True)
@@ -91,19 +80,15 @@ class Lists:
     nodes: int
 
     @classmethod
-    def of(
-        cls, rows: int, entries: int, lanes: int, row_bytes: int, in_flight: int, run: int = 0
-    ) -> Lists:
+    def of(cls, rows: int, entries: int, lanes: int, row_bytes: int, in_flight: int) -> Lists:
         """Return those of a matrix for groups of ``lanes`` lanes, which gather ``in_flight`` rows
-        of B at once, of ``row_bytes`` each, and of ``run`` rows of C."""
+        of B at once, of ``row_bytes`` each."""
         mean, segment = entries // max(rows, 1), SEGMENT
         while segment * PIECES < entries:
             segment *= 2
         while segment < 2 * mean and segment * BUSY_WARPS < entries:
             segment *= 2
-        if run:
-            wide = LONG_IN_RUN
-        elif lanes == 32:
+        if lanes == 32:
             wide = segment
         elif rows * lanes < FULL_LANES:
             wide = FEW_WIDE
@@ -142,19 +127,6 @@ def direct_tile(
     return max(whole, key=lambda tile: (tile.slab, -abs(tile.lanes - lanes)))
 
 
-def scanned_rows(rows: int) -> int:
-    """Return the rows that a warp looks at to list the long ones."""
-    return min(1 << max((rows // SCANNING_WARPS).bit_length() - 1, 0), MOST_SCANNED)
-
-
-def run_of_rows(dtype: torch.dtype, n: int, vector: int, rows: int, entries: int) -> int:
-    """Return the rows that a warp sums one after the other; 0 if each group of lanes has one."""
-    slab = RUN_TILE.slab
-    if dtype is not torch.float32 or vector != RUN_TILE.vector or n % slab or rows < RUN_ROWS:
-        return 0
-    return next((run for mean, run in RUNS if entries < mean * rows), 0)
-
-
 def direct_config(
     dtype: torch.dtype,
     tile: RowTile,
@@ -162,7 +134,6 @@ def direct_config(
     out_dtype: torch.dtype | None = None,
     extremum: bool = False,
     args: bool = False,
-    runs: bool = False,
 ) -> dict[str, ConfigValue]:
     """Constants of ``spmm_direct.cu``: those of ``spmm_csr.cu`` for rows of unknown lengths."""
     shape = RowShape(long_share=1.0)
@@ -176,7 +147,6 @@ def direct_config(
         config["kMinBlocks"] = 5
     elif tile.times > 1:
         config["kMinBlocks"] = min(int(config["kMinBlocks"]) - 1, 6)
-    config["kRuns"] = runs
     return config
 
 
@@ -186,7 +156,6 @@ def direct_sddmm_config(dtype: torch.dtype, tile: RowTile) -> dict[str, ConfigVa
 
 
 def _configs() -> Iterator[dict[str, ConfigValue]]:
-    yield direct_config(torch.float32, RUN_TILE, runs=True)
     for dtype in ELEMENTS:
         tiles = itertools.chain(row_tiles(dtype), narrow_tiles(dtype))
         for tile, out in itertools.product(tiles, out_dtypes(dtype)):
@@ -212,8 +181,6 @@ _LIST = (
     i32("slot_count"),
     i32("node_count"),
     i32("wide_blocks", "thread blocks for the list"),
-    i32("wide_at", "row blocks before them"),
-    i32("scanned", "rows that a warp of the first blocks looks at"),
 )
 SPMM_DIRECT = KernelSpec(
     file="rows/spmm_direct.cu",
@@ -232,7 +199,6 @@ SPMM_DIRECT = KernelSpec(
         i32("minimum", "an extremum is the least, not the greatest"),
         i32("slabs"),
         i32("n"),
-        i32("run", "rows that a warp takes one after the other, if kRuns"),
         i32("early", "let the next kernel start as soon as all blocks are running"),
     ),
     configs=_configs,

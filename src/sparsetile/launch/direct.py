@@ -31,15 +31,12 @@ from sparsetile.jit.workspace import scratch
 from sparsetile.kernels.csr import THREADS, sddmm_tile, vector_width
 from sparsetile.kernels.direct import (
     LIST_COUNTERS,
-    RUN_TILE,
     SDDMM_DIRECT,
     SPMM_DIRECT,
     Lists,
     direct_config,
     direct_sddmm_config,
     direct_tile,
-    run_of_rows,
-    scanned_rows,
 )
 from sparsetile.launch.epilogue import epilogue_params
 from sparsetile.launch.faults import faults_address
@@ -57,8 +54,6 @@ __all__ = ["direct_product", "direct_sddmm", "product_into", "takes_arrays"]
 
 # Blocks of an SM that stride over the list of long rows.
 _WIDE_BLOCKS_PER_SM = 8
-# Row blocks of an SM that stand before those: two or four waves. Narrow ones end sooner.
-_ROW_BLOCKS_BEFORE, _NARROW_BLOCKS_BEFORE, _NARROW = 12, 24, 512
 # Sizes of which no product was tested; entries may be more.
 _LIMIT, _WIDEST = 2**31, 65535
 _SIZES = ("entries", "cols", "rows")
@@ -71,30 +66,26 @@ class _Prepared:
     ----------
     launch : callable
         ``PreparedLaunch.launch_sized``.
-    rows : int
-        Of a thread block.
+    groups : int
+        Of a thread block, a row each.
     wide_blocks : int
     lists : Lists
     layers : int
         Slabs in all matrices of a batch.
     slot_bytes : int
         Of the sum of a row's piece; 0 if nothing is added.
-    scanned : int
-        Rows that a warp of the first blocks looks at.
     """
 
     def __init__(
         self,
         launch: Callable[..., None],
-        rows: int,
+        groups: int,
         wide_blocks: int,
         lists: Lists,
         layers: int,
         slot_bytes: int,
-        scanned: int,
     ) -> None:
-        self._launch, self._rows, self._wide_blocks = launch, rows, wide_blocks
-        self._scanned = scanned * (THREADS // 32)
+        self._launch, self._groups, self._wide_blocks = launch, groups, wide_blocks
         self._nodes = 16 * lists.items
         self._parents = self._nodes + 16 * lists.nodes
         self._partials = self._parents + _padded(4 * lists.slots)
@@ -115,8 +106,7 @@ class _Prepared:
             if self._joins:
                 places = (*places, counts + 4 * LIST_COUNTERS, at + self._partials)
             self._last = (at, counts, places)
-        blocks = self._wide_blocks - rows // -self._rows - rows // -self._scanned
-        self._launch(stream, blocks, places, *values)
+        self._launch(stream, self._wide_blocks - rows // -self._groups, places, *values)
 
 
 # By what a launch depends on, sizes rounded; and by the exact sizes of recent calls.
@@ -150,15 +140,10 @@ def _prepare(
     params: dict[str, Any],
     patch: tuple[str, ...],
     slot_bytes: int,
-    rows: int,
-    blocks_before: int = _NARROW_BLOCKS_BEFORE,
-    run: int = 1,
 ) -> _Prepared:
-    """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0. A group has
-    ``run`` rows."""
+    """Return the launch of a kernel; ``slot_bytes`` of the sum of a row's piece, or 0."""
     most = processors(indptr.device) * _WIDE_BLOCKS_PER_SM
     wide_blocks = min(most, -(-lists.items // (THREADS // 32)))
-    scanned = scanned_rows(rows)
     rare: tuple[str, ...] = ("items", "parent_of_slot", "nodes", "counts")
     if slot_bytes:
         rare = (*rare, "arrivals", "partials")
@@ -174,15 +159,12 @@ def _prepare(
         "slot_count": lists.slots,
         "node_count": lists.nodes,
         "wide_blocks": wide_blocks,
-        "wide_at": processors(indptr.device) * blocks_before,
-        "scanned": scanned,
     }
     patched = (*patch[:5], *_SIZES, *patch[5:])
     launch = kernel.prepare((1, *grid), THREADS, fields, patched, rare, overlap=True)
     return _Prepared(
-        launch.launch_sized, THREADS // lanes * run, wide_blocks, lists, grid[0] * grid[1],
-        slot_bytes, scanned,
-    )  # fmt: skip
+        launch.launch_sized, THREADS // lanes, wide_blocks, lists, grid[0] * grid[1], slot_bytes
+    )
 
 
 def _prepare_product(
@@ -199,25 +181,20 @@ def _prepare_product(
     b_row, b_batch = B.stride(-2), B.stride(0) if B.dim() == 3 else 0
     vector = vector_width(B.dtype, n, b_row, b_batch, B.data_ptr() // size)
     extremum = reduce in ("max", "min")
-    run = 0
-    if epilogue.plain and not extremum and out_dtype is B.dtype:
-        run = run_of_rows(B.dtype, n, vector, *sizes)
-    tile = RUN_TILE if run else direct_tile(B.dtype, n, vector, *sizes, extremum=extremum)
-    config = direct_config(B.dtype, tile, out_dtype=out_dtype, extremum=extremum, runs=run > 0)
+    tile = direct_tile(B.dtype, n, vector, *sizes, extremum=extremum)
+    config = direct_config(B.dtype, tile, out_dtype=out_dtype, extremum=extremum)
     params = {
         **epilogue_params(epilogue),
         **stride_params((b_row * size, n, b_batch, 0)),
-        "minimum": reduce == "min", "slabs": tile.slabs(n), "n": n, "run": run,
+        "minimum": reduce == "min", "slabs": tile.slabs(n), "n": n,
     }  # fmt: skip
     # Matrices of C are as far apart as this call's rows make them.
     patch = ("indptr", "columns", "values", "b", "c", *(("c_batch_stride",) * (batches > 1)))
-    in_flight = int(config["kUnroll"]) * tile.parts
-    lists = Lists.of(*sizes, tile.lanes, n * size, in_flight, run)
+    lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]) * tile.parts)
     return _prepare(
         lists, tile.lanes, device, indptr, indices, SPMM_DIRECT.load(config, device),
         (tile.slabs(n), batches), params, patch,
-        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4), sizes[0],
-        _NARROW_BLOCKS_BEFORE if n * size < _NARROW else _ROW_BLOCKS_BEFORE, max(run, 1),
+        tile.slab * tile.parts * (8 if B.dtype is torch.float64 else 4),
     )  # fmt: skip
 
 
@@ -390,7 +367,7 @@ def direct_sddmm(indptr: Tensor, indices: Tensor, G: Tensor, B: Tensor) -> Tenso
             lists = Lists.of(*sizes, tile.lanes, n * size, int(config["kUnroll"]))
             made = _prepare(
                 lists, tile.lanes, device, indptr, indices, kernel,
-                (1, batches), params, patch, 0, sizes[0],
+                (1, batches), params, patch, 0,
             )  # fmt: skip
             found = _prepared.keep(key, made)
         if batches > 1 and len(pieces := _pieces(found, batches)) > 1:

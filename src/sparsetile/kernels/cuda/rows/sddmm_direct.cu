@@ -26,13 +26,8 @@ static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     sddmm_direct(const __grid_constant__ Params p) {
   ptx::wait_previous();
-  const direct::Role role = direct::role_of_block<kThreads>(p);
-  if (role.scans) {
-    if (blockIdx.z == 0) direct::scan_rows<kThreads>(p);
-    return;
-  }
   const int lane = threadIdx.x % kLanes;
-  direct::for_each_item<kLanes, kThreads>(p, role, [&](const GroupWork& work, int4 item) {
+  direct::for_each_item<kLanes, kThreads>(p, [&](const GroupWork& work, int4 item) {
     if (item.x < 0) item.x = 0;  // a row in the list: no entries here
     sampled_item(p, work, item, lane);
   });

@@ -26,20 +26,14 @@ struct Params {
 
 static_assert(PARAMS_LAYOUT_MATCHES, "host and device disagree on the parameter struct");
 
-#include "rows/direct_runs.cuh"
+#include "rows/direct_items.cuh"
+#include "rows/row_items.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     spmm_direct(const __grid_constant__ Params p) {
   ptx::wait_previous();
   if (p.early) ptx::let_next_start();
-  const direct::Role role = direct::role_of_block<kThreads>(p);
-  if (role.scans) {
-    if (blockIdx.y == 0 && blockIdx.z == 0) direct::scan_rows<kThreads>(p);
-    return;
-  }
   const int lane = threadIdx.x % kLanes, slab = blockIdx.y;
-  if (kRuns && !role.wide) return rows::run_of_rows(p, role.number, slab, lane);
-  direct::for_each_item<kLanes, kThreads>(p, role, [&](const GroupWork& work, int4 item) {
-    rows::row_item(p, work, item, slab, lane, 0);
-  });
+  direct::for_each_item<kLanes, kThreads>(
+      p, [&](const GroupWork& work, int4 item) { rows::row_item(p, work, item, slab, lane, 0); });
 }
