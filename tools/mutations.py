@@ -95,7 +95,6 @@ SUITES = {
         (),
         rf"{_SLOW}|test_few|test_blocks|\b(few|blocks|dense)\b",
         "linear_blocks",
-        first="tests/nn/test_gpu_sparse_linear.py::test_nothing_past_the_last_token_is_read",
     ),
     "entries": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "linear_entries"),
     "pack": Suite(("tests/nn/test_gpu_masked_linear.py",), (), _SLOW, "pack_entries"),
