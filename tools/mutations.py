@@ -387,6 +387,7 @@ kWarpStoreBytes = 2 * => kWarpStoreBytes = 1 *  # warps' stores overlap
 [rows/finish_dense.cu, dense]
 begin = first * groups, step => begin = blockIdx.x * groups, step  # other rows than its own
 spoilt &= spoilt - 1; => spoilt = 0;  # one element of a warp
+at < end; at += 32 => at + 1 < end; at += 32  # a row's last entry
 [rows/repair_strided.cu, bcsr]
 if (*p.flag == 0) return => if (*p.flag != 0) return  # repairs what is right
 [block_sparse/spmm_bcsr.cu, bcsr]
