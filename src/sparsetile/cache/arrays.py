@@ -55,31 +55,32 @@ def product_as_it_is(A: Any, B: Any, reduce: str = "sum") -> Tensor | None:
         return None
     if B.dtype not in _ELEMENTS or B.layout is not torch.strided or B.is_neg():
         return None
-    if reduce != "sum" or not plain_call() or any_autocast() or torch.jit.is_tracing():
+    if reduce != "sum" or not plain_call() or any_autocast() or torch._C._is_tracing():
         return None
     found = _arrays(A)
     if found is None or profiler._is_profiler_enabled:
         return None
     indptr, indices, values, (rows, cols), nnz = found
     if values is not None:
-        right = values.dtype is B.dtype and values.ndim == 1 and values.is_contiguous()
-        if not right or values.shape[0] != indices.shape[0] or values.is_neg():
+        if values.dtype is not B.dtype or values.shape != indices.shape or values.is_neg():
             return None
         if values.requires_grad and torch.is_grad_enabled():
             return None
-    wide = B.ndim == 2
+    shape = B.shape
+    wide = len(shape) == 2
     if (
         (B.requires_grad and torch.is_grad_enabled())
-        or not (wide or B.ndim == 1)
-        or B.shape[0] != cols
+        or not (wide or len(shape) == 1)
+        or shape[0] != cols
         or (wide and not B.is_contiguous() and B.stride(1) != 1)
-        or indptr.shape != (rows + 1,)
+        or indptr.shape[0] != rows + 1
         or indptr.dtype not in _INDICES
         or indices.dtype not in _INDICES
         or nnz > indices.shape[0]
-        or max(rows, cols) >= _LIMIT
+        or rows >= _LIMIT
+        or cols >= _LIMIT
         or nnz > _MOST_ENTRIES
-        or _dense_pays(rows, cols, nnz, B.shape[1] if wide else 1)
+        or _dense_pays(rows, cols, nnz, shape[1] if wide else 1)
     ):
         return None
     return product_of_arrays(indptr, indices, values, nnz, cols, B)
@@ -99,8 +100,7 @@ _Arrays = tuple[Tensor, Tensor, "Tensor | None", tuple[int, int], int]
 
 def _arrays(A: Any) -> _Arrays | None:
     """Return row pointers, columns, values, shape and number of entries of a CSR matrix in the
-    host's memory; None of other inputs. Columns are one-dimensional and contiguous, as are row
-    pointers."""
+    host's memory; None of other inputs. All three are one-dimensional and contiguous."""
     kind = type(A)
     if kind is Tensor:
         # torch has compared the sizes of its parts.

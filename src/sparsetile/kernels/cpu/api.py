@@ -206,8 +206,9 @@ def product_of_arrays(
     ``nnz``, columns below ``cols``. B [K, N] or [K] is float32 or float64, with unit column stride.
     None if row pointers or columns are wrong.
     """
-    rows, wide, dtype = indptr.shape[0] - 1, B.ndim == 2, B.dtype
-    columns = B.shape[1] if wide else 1
+    shape, dtype = B.shape, B.dtype
+    rows, wide = indptr.shape[0] - 1, len(shape) == 2
+    columns = shape[1] if wide else 1
     if rows * columns * dtype.itemsize < HUGE_BYTES:
         out = B.new_empty(rows, columns)  # the quickest
     else:
@@ -273,6 +274,8 @@ def _sparse(
 def _hints(rows: int, nnz: int, k: int, columns: int, dtype: torch.dtype) -> tuple[bool, bool]:
     """Return whether to fetch rows of B ahead, and to read as much of each as possible."""
     row = columns * dtype.itemsize
+    if k * row <= cache_bytes(2):  # the quickest
+        return False, False
     fetch = k * min(row, _PANEL_BYTES) > cache_bytes(2)
     # Rows of a few entries gain nothing: the prefetched rows belong to later rows anyway.
     long_rows = nnz > _SHORT_ROW * rows
