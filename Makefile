@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt src/sparsetile/_version.py
 demo: $(STAMP)
 	$(BIN)/sparsetile run 'gen:power_law?rows=20000&nnz=400000&seed=1' -n 128 --weighted
 
-# Everything that a machine without a GPU can check, in about 14 minutes on two cores (the first time).
+# Everything that a machine without a GPU can check, in about 13 minutes on two cores (the first time).
 test: $(STAMP) style
 	$(MAKE) --no-print-directory --jobs=2 types cases
 

@@ -1,7 +1,8 @@
 """Which parts of the code a GPU test belongs to, derived from its id and its file.
 
 A test whose folder or parameters name systems belongs to these. Any other belongs to the systems
-that its file names in a string, or uses through its imports. The rest belongs to ``shared`` alone.
+that its file names in a string, or uses through its imports, but not through the choice of a
+system, which reads what several say of themselves. The rest belongs to ``shared`` alone.
 Every outcome also depends on ``shared``.
 """
 
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from tools.digest import PACKAGE
 from tools.parts import SHARED, SYSTEMS_FOLDER, Sources, part_files
+
+# Folders of the package that are no part: whatever they choose, the product is right.
+_CHOICE = ("tune", "reorder")
 
 
 class GpuTests:
@@ -53,9 +57,10 @@ class GpuTests:
             if isinstance(node, ast.Constant) and node.value in self.systems
         }
         left, seen = [path], {self._package / "__init__.py"}  # it imports everything
+        choice = [self._package / folder for folder in _CHOICE]
         while left:
             path = left.pop()
-            if path not in seen:
+            if path not in seen and not any(map(path.is_relative_to, choice)):
                 seen.add(path)
                 folder = path.parent
                 own = folder.parent == self._package / SYSTEMS_FOLDER and folder.name

@@ -118,7 +118,7 @@ def test_a_release_needs_every_proof_of_today_s_code_and_no_gpu(tmp_path, capsys
     assert main(["--release"]) == 1
     assert "days old; changed: acc, rsh" in capsys.readouterr().out
     path.unlink()
-    assert main(["--release"]) == 1 and "missing" in capsys.readouterr().out
+    assert main(["--release"]) == 1 and "no record yet" in capsys.readouterr().out
     path.write_text(json.dumps(record))
     whole["soak"] = ["soak.json: 3 wrong"]
     assert main(["--release"]) == 1 and "3 wrong" in capsys.readouterr().err
