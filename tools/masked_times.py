@@ -22,7 +22,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from torch.nn import functional
 from sparsetile.bench.environment import commit, describe_environment
 from sparsetile.cli.console import note, print_text
 from sparsetile.nn import MaskedLinear
+from tools.record import parse_record, record_parser
 
 __all__ = ["Case", "cases", "main", "measure", "table"]
 
@@ -258,22 +258,11 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="masked_times", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, help="file of the record")
-    parser.add_argument("--table", type=Path, help="print the table of a record, measure nothing")
+    parser = record_parser("masked_times", __doc__, seconds=120.0)
     parser.add_argument("--shapes", default=",".join(f"{r}x{c}" for r, c in SHAPES))
     parser.add_argument("--sparsity", default=",".join(map(str, SPARSITIES)))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
-    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds in all")
-    parser.add_argument("--commit", default="", help="commit to record if git is missing")
-    asked = parser.parse_args(words)
-    if asked.table is None and asked.out is None:
-        parser.error("--out must be the file of the record. Pass --out or --table")
-    if asked.table is None and not torch.cuda.is_available():
-        parser.error("a GPU is needed, none is here. Pass --table for the table of a record")
-    return asked
+    return parse_record(parser, words)
 
 
 def main(words: Sequence[str] | None = None) -> int:

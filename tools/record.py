@@ -10,6 +10,7 @@ not merged before its tests were run.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -276,6 +277,30 @@ def write_record(record: dict[str, Any], folder: str | os.PathLike[str]) -> Path
             "Run it where the tests marked gpu are not skipped",
         )  # fmt: skip
     return write_json(record, Path(folder) / record["gpu"]["slug"] / RECORD_NAME)
+
+
+def record_parser(tool: str, about: str | None, seconds: float) -> argparse.ArgumentParser:
+    """Return the arguments of a tool that measures on a GPU into one file, or prints its table."""
+    parser = argparse.ArgumentParser(
+        prog=tool, description=about, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="file of the record")
+    parser.add_argument("--table", type=Path, help="print the table of a record, measure nothing")
+    parser.add_argument("--time-limit", type=float, default=seconds, help="seconds in all")
+    parser.add_argument("--commit", default="", help="commit to record if git is missing")
+    return parser
+
+
+def parse_record(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None
+) -> argparse.Namespace:
+    """Return what was asked for; ends the process with code 2 if nothing can be measured."""
+    asked = parser.parse_args(words)
+    if asked.table is None and asked.out is None:
+        parser.error("--out must be the file of the record. Pass --out or --table")
+    if asked.table is None and not torch.cuda.is_available():
+        parser.error("a GPU is needed, none is here. Pass --table for the table of a record")
+    return asked
 
 
 def command_of(tool: str, arguments: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ class ArraysProduct:
 
     def __init__(self, csr: CSR, values: Tensor | None) -> None:
         self._indptr, self._indices, self._values = csr.indptr, csr.indices, values
-        self._rows, self._device = csr.shape[0], csr.indptr.get_device()
+        self._device = csr.indptr.get_device()
         self._streams: set[int] = set()  # that products were launched on
 
     def _note_stream(self) -> None:
